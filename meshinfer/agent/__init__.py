@@ -1,0 +1,1 @@
+"""The loop that joins the rooms on one PC."""

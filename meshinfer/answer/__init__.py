@@ -1,0 +1,1 @@
+"""One answer's life: sampling, text, template, session; pure."""

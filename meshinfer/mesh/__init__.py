@@ -1,0 +1,1 @@
+"""Who is here, and who owns what; pure state machines."""

@@ -1,0 +1,1 @@
+"""Who is who: identity, roster, tokens; pure."""
