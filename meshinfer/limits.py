@@ -96,8 +96,40 @@ MANIFEST_BYTES: Final = 16 * MIB
 GRAPH_BYTES: Final = 64 * MIB
 """The graph's XML; SmolLM2's is 2.7 MB for 30 layers."""
 
+GGUF_HEADER_BYTES: Final = 256 * MIB
+"""A GGUF file's metadata and tensor list; a vocabulary of 256,000 with its merges takes about 12 MB.
+Worst case: empty texts of 8 bytes each, which cost Python seven times that."""
+
+GGUF_TENSORS: Final = 32 * LAYERS
+GGUF_PAIRS: Final = 4096
+"""Metadata entries of a GGUF file; real ones have under 100."""
+
 BLOB_CHUNK_BYTES: Final = 1 * MIB
 """Bytes in one bulk message: small enough that a transfer yields often."""
+
+SMALL_CONSTANTS_BYTES: Final = 64 * MIB
+"""All constants under `SMALL_CONSTANT_BYTES` of one model; SmolLM2's are 0.3 MB. Held in memory once, at arrival."""
+
+TOKENIZER_BYTES: Final = 64 * MIB
+"""`tokenizer.json`; the largest known, for 256k tokens, is 33 MB."""
+
+WEIGHTS_BYTES: Final = 4096 * GIB
+"""A sparse file of this size still costs nothing before bytes arrive; no model of today reaches a tenth of it."""
+
+STOP_TOKENS: Final = 64
+"""Tokens that end an answer; models of today name up to five."""
+
+GRAPH_NODES: Final = 1_000_000
+"""Nodes in a graph. SmolLM2 has 6,000 for 30 layers, a mixture of 128 experts some 10,000 a layer. Worst case: about 1 GB
+while it is checked, on the PC that chose to load it."""
+
+GRAPH_RANK: Final = 16
+GRAPH_DIMENSION: Final = 2**31 - 1
+"""A dimension in a graph; the reader multiplies them in 64 bits, so rank and dimension are bounded, and constants
+must in the end lie within the weights."""
+
+GRAPH_DEPTH: Final = 32
+"""Nesting of XML elements; OpenVINO writes 7."""
 
 # ── time ────────────────────────────────────────────────────────────────────────────────────────────────────────
 HEARTBEAT_S: Final = 0.5
@@ -109,3 +141,72 @@ SILENCE_S: Final = 5.0
 KNOCK_TIMEOUT_S: Final = 3.0
 STEP_TIMEOUT_S: Final = 30.0
 """An answer waits so long for one step before it gives up on its route."""
+
+# ── files of a home, and the local interface ────────────────────────────────────────────────────────────────────
+DOOR_PORT: Final = 29_470
+"""Where a door is looked for first: below the ranges from which Linux (32768) and Windows (49152) lend ports."""
+
+CONFIG_BYTES: Final = 1 * MIB
+"""A configuration file has a few hundred bytes; a larger one is another file by mistake."""
+
+SECRET_BYTES: Final = 256 * KIB
+"""Keys, membership and the note on the running agent, each under 4 KiB; read into memory whole."""
+
+# ── network ─────────────────────────────────────────────────────────────────────────────────────────────────────
+CURVE_OVERHEAD_BYTES: Final = 64
+"""What encryption adds to a frame before its size is checked: 33 bytes in CurveZMQ, rounded up."""
+
+BULK_QUEUE_MESSAGES: Final = 64
+"""Bulk messages that may wait per peer and direction: 64 MiB of `BLOB_CHUNK_BYTES` chunks."""
+
+MESSAGE_FRAMES: Final = 8
+"""Frames of one message that are kept; the longest honest one has 2. Further ones are read and dropped."""
+
+TURN_MESSAGES: Final = 64
+"""Messages that one socket hands over before the loop may do something else: about 1 ms."""
+
+NO_COPY_BYTES: Final = 256 * KIB
+"""Frames from here on are sent without a copy. Below it the copy (10 GB/s) costs less than handing the memory back
+through pyzmq's collector thread (about 20 µs, and a fight for the interpreter's lock)."""
+
+HANDSHAKE_MS: Final = 3000
+"""A connection that has not shown a key of the roster by then is closed. Worst case: a stranger holds as many descriptors
+as they open connections in 3 s, about 20 KiB each."""
+
+PING_MS: Final = 1000
+CONTROL_DEAD_MS: Final = 4000
+"""A control link without a sign of life for so long is down, before `SILENCE_S`. libzmq's own thread answers, so a busy
+interpreter is not taken for a dead PC."""
+
+BODY_DEAD_MS: Final = 20_000
+"""The same for data and bulk links, where a sign of life may wait behind a body: `BODY_BYTES` take 6 s at 100 Mbit/s."""
+
+RECONNECT_MS: Final = 200
+RECONNECT_MAX_MS: Final = 2000
+"""A peer that is still known is tried again so often: it is back within two seconds of its return."""
+
+PORT_TRIES: Final = 64
+"""Agents on one PC that may each take their four ports from the base port on."""
+
+DOOR_CONNECTIONS: Final = 128
+DOOR_CONNECTIONS_PER_HOST: Final = 32
+"""Strangers at the door at once, in all and from one address; further ones are turned away.
+Worst case: 128 × `DOOR_BYTES`, each for no longer than `KNOCK_TIMEOUT_S`."""
+
+DOOR_KNOCKS_PER_S: Final = 20.0
+DOOR_KNOCKS_BURST: Final = 60.0
+"""Knocks from one address that are answered: each costs two signatures to check, about 0.3 ms. Ten agents that start on one
+PC at the same second knock 9 times each at most."""
+
+DOOR_HOSTS: Final = 1024
+"""Addresses whose rate is remembered, the one that knocked longest ago forgotten first; about 200 bytes each."""
+
+DISCOVERED_NAMES: Final = 1024
+"""Announcements remembered: far above any office. Those that known peers made stay; further ones are not taken."""
+
+DISCOVERY_LOOKUPS: Final = 8
+DISCOVERY_LOOKUP_MS: Final = 3000
+"""Announcements that came incomplete and are being asked after, and for how long."""
+
+INTERFACE_CHECK_S: Final = 2.0
+"""How soon a change of addresses is noticed; reading them takes about 1 ms."""
