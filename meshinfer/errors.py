@@ -43,6 +43,22 @@ class StepError(MeshinferError):
     """An owner could not run a step; the answer it belonged to ends or goes another way."""
 
 
+class BusyError(MeshinferError):
+    """Too many questions wait already; worth asking again in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TrustError(MeshinferError):
+    """A peer's certificate or signature does not hold. `kind` is a short stable word for counters."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 class WireError(MeshinferError):
     """Bytes from a peer that are no message. `kind` is a short stable word for counters."""
 

@@ -8,7 +8,7 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 
-# ── wire ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── wire ────────────────────────────────────────────────────────────────────────────────────────────────────
 PROTOCOL_VERSION: Final = 1
 
 HEADER_BYTES: Final = 64 * KIB
@@ -31,15 +31,38 @@ NAME_CHARS: Final = 64
 ADDRESSES: Final = 16
 """Addresses that one peer may announce; a PC with docker, VPN and WSL adapters has about 8."""
 
+ADDRESS_CHARS: Final = 64
+"""A numeric address as text; the longest IPv6 one has 45."""
+
+CERTIFICATE_BYTES: Final = 1 * KIB
+"""One member's certificate: about 400 bytes and a name of at most 256. Two of them fit into `DOOR_BYTES`."""
+
 HOLDINGS: Final = 32
 """Models that one advert may list; further ones are served but not announced."""
 
-# ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── trust ───────────────────────────────────────────────────────────────────────────────────────────────────────
+ROSTER_MEMBERS: Final = 4096
+"""Members that one agent knows. Beyond it strangers are refused and known ones kept, so that somebody with a token
+cannot push anybody out. Worst case: about 2 KiB each, 8 MiB."""
+
+TOKEN_CHARS: Final = 4 * KIB
+"""A pasted token with whatever line breaks came with it; an honest one has about 250 characters."""
+
+TOKEN_ADDRESSES: Final = 8
+"""Addresses that a token names: any one that answers is enough."""
+
+CLOCK_SKEW_S: Final = 86_400
+"""How far two PCs' clocks may differ before a certificate counts as issued in the future."""
+
+# ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────
 STEP_SEQUENCES: Final = 256
 """Sequences in one step message: above it, batching gains nothing on the devices aimed at."""
 
 STEP_TOKENS: Final = 1024
 """Rows in one step message. Worst case with a 16,384-wide model: `BODY_BYTES`."""
+
+DETAIL_CHARS: Final = 256
+"""One sentence of explanation from a peer: enough for a cause and what to do, too short to flood a log."""
 
 PREFILL_CHUNK_TOKENS: Final = 256
 """Tokens of a prompt in one step: long enough for the weights' cost to vanish, short enough for others to wait little."""
@@ -62,7 +85,7 @@ CONTROL_QUEUE_MESSAGES: Final = 1000
 WAITING_STEPS: Final = 512
 """Steps that wait for one span. Beyond it a step is refused, and its asker slows down."""
 
-# ── sequences and answers ───────────────────────────────────────────────────────────────────────────────────────
+# ── sequences and answers ───────────────────────────────────────────────────────────────────────────────────
 LEASE_S: Final = 120.0
 """KV of a sequence that nobody stepped or freed for so long is taken back: its asker died without a word."""
 
@@ -79,13 +102,13 @@ STOP_STRINGS: Final = 16
 STOP_STRING_CHARS: Final = 256
 """Held-back text while a stop string may be beginning is no longer than this."""
 
-# ── chat templates ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── chat templates ──────────────────────────────────────────────────────────────────────────────────────────
 TEMPLATE_BYTES: Final = 256 * KIB
 TEMPLATE_STEPS: Final = 100_000
 """Loop turns and calls in one rendering: a long conversation takes about a thousand. Worst case: about 50 ms."""
 TEMPLATE_OUTPUT_CHARS: Final = 4 * 1024 * 1024
 
-# ── models ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── models ──────────────────────────────────────────────────────────────────────────────────────────────────
 SMALL_CONSTANT_BYTES: Final = 4 * KIB
 """Constants below this hold shapes that the reader validates; every peer has them all (FACTS: a few MB at most)."""
 
@@ -120,18 +143,21 @@ STOP_TOKENS: Final = 64
 """Tokens that end an answer; models of today name up to five."""
 
 GRAPH_NODES: Final = 1_000_000
-"""Nodes in a graph. SmolLM2 has 6,000 for 30 layers, a mixture of 128 experts some 10,000 a layer. Worst case: about 1 GB
-while it is checked, on the PC that chose to load it."""
+"""Nodes in a graph. SmolLM2 has 6,000 for 30 layers, a mixture of 128 experts some 10,000 a layer. Worst
+case: about 1 GB while it is checked, on the PC that chose to load it."""
+
+GRAPH_PATH: Final = 8_192
+"""Nodes on the longest path through a graph, which the reader follows recursively. SmolLM2's is 1,060 for 30 layers."""
 
 GRAPH_RANK: Final = 16
 GRAPH_DIMENSION: Final = 2**31 - 1
-"""A dimension in a graph; the reader multiplies them in 64 bits, so rank and dimension are bounded, and constants
-must in the end lie within the weights."""
+"""A dimension in a graph; the reader multiplies them in 64 bits, so rank and dimension are bounded, and
+constants must in the end lie within the weights."""
 
 GRAPH_DEPTH: Final = 32
 """Nesting of XML elements; OpenVINO writes 7."""
 
-# ── time ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── time ────────────────────────────────────────────────────────────────────────────────────────────────────
 HEARTBEAT_S: Final = 0.5
 """Adverts go out this often, and at once on a change. 20 peers × 1 KB × 2/s = 40 KB/s."""
 
@@ -142,7 +168,7 @@ KNOCK_TIMEOUT_S: Final = 3.0
 STEP_TIMEOUT_S: Final = 30.0
 """An answer waits so long for one step before it gives up on its route."""
 
-# ── files of a home, and the local interface ────────────────────────────────────────────────────────────────────
+# ── files of a home, and the local interface ────────────────────────────────────────────────────────────────
 DOOR_PORT: Final = 29_470
 """Where a door is looked for first: below the ranges from which Linux (32768) and Windows (49152) lend ports."""
 
@@ -152,7 +178,7 @@ CONFIG_BYTES: Final = 1 * MIB
 SECRET_BYTES: Final = 256 * KIB
 """Keys, membership and the note on the running agent, each under 4 KiB; read into memory whole."""
 
-# ── network ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── network ─────────────────────────────────────────────────────────────────────────────────────────────────
 CURVE_OVERHEAD_BYTES: Final = 64
 """What encryption adds to a frame before its size is checked: 33 bytes in CurveZMQ, rounded up."""
 
@@ -166,20 +192,21 @@ TURN_MESSAGES: Final = 64
 """Messages that one socket hands over before the loop may do something else: about 1 ms."""
 
 NO_COPY_BYTES: Final = 256 * KIB
-"""Frames from here on are sent without a copy. Below it the copy (10 GB/s) costs less than handing the memory back
-through pyzmq's collector thread (about 20 µs, and a fight for the interpreter's lock)."""
+"""Frames from here on are sent without a copy. Below it the copy (10 GB/s) costs less than handing the memory
+back through pyzmq's collector thread (about 20 µs, and a fight for the interpreter's lock)."""
 
 HANDSHAKE_MS: Final = 3000
-"""A connection that has not shown a key of the roster by then is closed. Worst case: a stranger holds as many descriptors
-as they open connections in 3 s, about 20 KiB each."""
+"""A connection that has not shown a key of the roster by then is closed. Worst case: a stranger holds as many
+descriptors as they open connections in 3 s, about 20 KiB each."""
 
 PING_MS: Final = 1000
 CONTROL_DEAD_MS: Final = 4000
-"""A control link without a sign of life for so long is down, before `SILENCE_S`. libzmq's own thread answers, so a busy
-interpreter is not taken for a dead PC."""
+"""A control link without a sign of life for so long is down, before `SILENCE_S`. libzmq's own thread answers,
+so a busy interpreter is not taken for a dead PC."""
 
 BODY_DEAD_MS: Final = 20_000
-"""The same for data and bulk links, where a sign of life may wait behind a body: `BODY_BYTES` take 6 s at 100 Mbit/s."""
+"""The same for data and bulk links, where a sign of life may wait behind a body
+(6 s for `BODY_BYTES` at 100 Mbit/s)."""
 
 RECONNECT_MS: Final = 200
 RECONNECT_MAX_MS: Final = 2000
@@ -195,14 +222,14 @@ Worst case: 128 × `DOOR_BYTES`, each for no longer than `KNOCK_TIMEOUT_S`."""
 
 DOOR_KNOCKS_PER_S: Final = 20.0
 DOOR_KNOCKS_BURST: Final = 60.0
-"""Knocks from one address that are answered: each costs two signatures to check, about 0.3 ms. Ten agents that start on one
-PC at the same second knock 9 times each at most."""
+"""Knocks from one address that are answered: each costs two signatures to check, about 0.3 ms. Ten agents
+that start on one PC at the same second knock 9 times each at most."""
 
 DOOR_HOSTS: Final = 1024
-"""Addresses whose rate is remembered, the one that knocked longest ago forgotten first; about 200 bytes each."""
+"""Addresses whose rate is remembered, the longest silent forgotten first; about 200 bytes each."""
 
 DISCOVERED_NAMES: Final = 1024
-"""Announcements remembered: far above any office. Those that known peers made stay; further ones are not taken."""
+"""Announcements remembered: far above any office. Those that are there stay; further ones are not taken."""
 
 DISCOVERY_LOOKUPS: Final = 8
 DISCOVERY_LOOKUP_MS: Final = 3000
@@ -210,3 +237,6 @@ DISCOVERY_LOOKUP_MS: Final = 3000
 
 INTERFACE_CHECK_S: Final = 2.0
 """How soon a change of addresses is noticed; reading them takes about 1 ms."""
+
+QUESTION_BYTES: Final = 4 * MIB
+"""Body of one request to the local interface: a prompt of a million tokens is about 4 MB of text."""
