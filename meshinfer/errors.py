@@ -27,6 +27,14 @@ class PromptError(UserError):
     """A prompt is empty, or longer than what fits; both lengths are named."""
 
 
+class ParameterError(UserError):
+    """A parameter of a question is mistyped or out of range; `parameter` is its name, for an interface to point at."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(f"{parameter} {problem}")
+        self.parameter = parameter
+
+
 class TokenError(UserError):
     """A mesh token is damaged, expired, or for another mesh."""
 
