@@ -1,0 +1,286 @@
+"""From peers and a model to a plan: who runs which layers; a pure function in integers, the same on every
+agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from meshinfer import limits
+from meshinfer.mesh import search
+from meshinfer.values import (
+    Advert,
+    Assignment,
+    KvShape,
+    ModelFacts,
+    OwnerFacts,
+    PeerId,
+    Plan,
+    Precision,
+    Span,
+)
+
+HOP_US = 500
+"""One hop from owner to owner: a round trip of 8 kB over ZeroMQ with CURVE takes about 150 µs on loopback, a
+further inference call about 300 µs (both measured). Links are not measured yet, so all cost the same."""
+
+UNMEASURED_DECODE_US = 400
+"""Assumed for a peer that has not yet run a layer: a layer of a 1.1B int4 model takes 1.4 ms, one of a 135M
+model 0.28 ms. Only its size beside that of measured peers matters."""
+
+LEAST_POOL_TOKENS = 2048
+"""KV room that an owner must have at least, or the model's context where that is shorter: one long
+question."""
+
+MOST_POOL_TOKENS = 65_536
+CONTEXTS_IN_POOL = 16
+"""More KV room than 16 full contexts or 65,536 tokens serves nobody, and the memory is better left to the
+PC's user."""
+
+POOL_STEP_TOKENS = 32
+"""Pools are whole blocks of the engine's (FACTS: 32 tokens on CPU), rounded down, so that none exceeds its
+memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What memory a device needs; the engine knows, and agents of one program version agree.
+
+    `kv_bytes`: one layer, one token. `weight_bytes`: what weights of so many bytes on disk take when loaded;
+    must not fall when its argument grows.
+    """
+
+    kv_bytes: Callable[[KvShape, Precision, str], int]
+    weight_bytes: Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """A peer that could own a span. `decode_us` is for one average layer and one token, 0 while unknown."""
+
+    peer: PeerId
+    incarnation: int
+    capacity_bytes: int
+    decode_us: int
+    precision: Precision
+    device: str
+
+    @classmethod
+    def of(cls, advert: Advert) -> Candidate:
+        return cls(
+            advert.peer,
+            advert.incarnation,
+            advert.capacity_bytes,
+            advert.decode_us,
+            advert.precision,
+            advert.device,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """No plan: what the model needs (layers, and KV for one long question) and what each peer has, in
+    bytes."""
+
+    needed_bytes: int
+    largest_layer_bytes: int
+    available: tuple[tuple[PeerId, int], ...]
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is lacking in all; not above 0 where memory would do in sum, but lies in pieces that are too
+        small."""
+        return self.needed_bytes - sum(free for _, free in self.available if free >= self.largest_layer_bytes)
+
+    def sentence(self, names: Mapping[PeerId, str]) -> str:
+        """For a person: needed, available by peer, and what would help."""
+        have = ", ".join(f"{names.get(peer, peer)} has {_mib(free)}" for peer, free in self.available)
+        needed = f"needs {_mib(self.needed_bytes, up=True)} for layers and KV; {have or 'no peer has any'}"
+        return f"{needed}; {self._remedy()}"
+
+    def _remedy(self) -> str:
+        largest = max((free for _, free in self.available), default=0)
+        if largest < self.largest_layer_bytes:
+            return (
+                f"one layer alone takes {_mib(self.largest_layer_bytes, up=True)}: "
+                "give a PC more with a larger [sharing] memory"
+            )
+        more = max(1, -(-self.missing_bytes // largest))
+        return f"{more} more PC{'s' if more > 1 else ''} or a larger [sharing] memory would do"
+
+
+def place(
+    facts: ModelFacts, candidates: Iterable[Candidate], costs: Costs, min_owners: int = 1
+) -> Plan | Shortfall:
+    """The plan for these peers, whatever their order; or what is missing.
+
+    One peer owns all layers where one has room (the fastest, then the least id), unless `min_owners` asks for
+    more; it then has as many as asked, or as near to it as memory and peers allow. A split minimises
+    predicted time per token: exactly, for up to `search.EXACT_LANES` peers (unless the search is given up,
+    see there), well beyond.
+    """
+    table = _Table(facts, costs)
+    rooms = [_Room(candidate, table) for candidate in sorted(candidates) if candidate.capacity_bytes > 0]
+    usable = [room for room in rooms if room.lane.reach != tuple(range(facts.layers + 1))]
+    most = min(len(usable), facts.layers, limits.ROUTE_HOPS)
+    for fewest in range(min(max(1, min_owners), most), 0, -1):
+        links = _whole(usable, facts.layers) if fewest == 1 else None
+        links = links or _split(usable, table, fewest)
+        if links is not None and fewest <= len(links) <= limits.ROUTE_HOPS:
+            return _plan(facts, [(usable[link.lane], link.span) for link in links], table)
+    return table.shortfall(rooms)
+
+
+class _Table:
+    """A model's sums: bytes, work and KV of layers [0, b), so that every span is a difference."""
+
+    def __init__(self, facts: ModelFacts, costs: Costs) -> None:
+        self.facts = facts
+        self.costs = costs
+        self.least_tokens = max(1, min(facts.context, LEAST_POOL_TOKENS))
+        self.weights = tuple(accumulate(facts.layer_bytes, initial=0))
+        # A layer's time follows its bytes: decoding is bound by reading them.
+        self.work = tuple(facts.layer_bytes) if self.weights[-1] else (1,) * facts.layers
+        self.all_work = sum(self.work)
+        self._kv: dict[tuple[Precision, str], tuple[int, ...]] = {}
+        self._reach: dict[tuple[Precision, str, int], tuple[int, ...]] = {}
+
+    def kv(self, precision: Precision, device: str) -> tuple[int, ...]:
+        """KV bytes of one token in layers [0, b)."""
+        known = self._kv.get((precision, device))
+        if known is None:
+            each = (self.costs.kv_bytes(shape, precision, device) for shape in self.facts.kv)
+            known = self._kv[precision, device] = tuple(accumulate(each, initial=0))
+        return known
+
+    def kv_of(self, candidate: Candidate, span: Span) -> int:
+        kv = self.kv(candidate.precision, candidate.device)
+        return kv[span.last] - kv[span.first]
+
+    def bytes_of(self, candidate: Candidate, span: Span) -> int:
+        """What a span takes there with the least KV."""
+        weights = self.costs.weight_bytes(self.weights[span.last] - self.weights[span.first])
+        return weights + self.least_tokens * self.kv_of(candidate, span)
+
+    def reach(self, candidate: Candidate) -> tuple[int, ...]:
+        """See `search.Lane.reach`. Many peers are alike, so equal ones share it."""
+        key = (candidate.precision, candidate.device, candidate.capacity_bytes)
+        known = self._reach.get(key)
+        if known is None:
+            known = self._reach[key] = self._measure(candidate)
+        return known
+
+    def _measure(self, candidate: Candidate) -> tuple[int, ...]:
+        reach, last = [], 0
+        for first in range(self.facts.layers):
+            last = max(last, first)
+            while last < self.facts.layers and self._fits(candidate, Span(first, last + 1)):
+                last += 1
+            reach.append(last)
+        return (*reach, self.facts.layers)
+
+    def _fits(self, candidate: Candidate, span: Span) -> bool:
+        return self.bytes_of(candidate, span) <= candidate.capacity_bytes
+
+    def shortfall(self, rooms: Sequence[_Room]) -> Shortfall:
+        """Needs are counted as the thriftiest of the peers would have them."""
+        candidates = [room.candidate for room in rooms]
+        whole = Span(0, self.facts.layers)
+        thrifty = min(candidates, key=lambda one: self.bytes_of(one, whole), default=_NOBODY)
+        layers = (self.bytes_of(thrifty, Span(layer, layer + 1)) for layer in range(self.facts.layers))
+        available = tuple((candidate.peer, candidate.capacity_bytes) for candidate in candidates)
+        return Shortfall(self.bytes_of(thrifty, whole), max(layers), available)
+
+
+_NOBODY = Candidate(PeerId(""), 0, 0, 0, Precision.AUTO, "CPU")
+
+
+class _Room:
+    """A candidate, and the lane that the search sees in it."""
+
+    def __init__(self, candidate: Candidate, table: _Table) -> None:
+        self.candidate = candidate
+        # decode_us is for the average layer: a layer's time is decode_us × its work × layers ÷ all work. The
+        # division comes last, in `_plan`, so that comparisons lose nothing.
+        self.lane = search.Lane(_decode_us(candidate) * table.facts.layers, table.reach(candidate))
+
+
+def _decode_us(candidate: Candidate) -> int:
+    return candidate.decode_us or UNMEASURED_DECODE_US
+
+
+def _whole(rooms: Sequence[_Room], layers: int) -> search.Chain | None:
+    able = [i for i, room in enumerate(rooms) if room.lane.reach[0] == layers]
+    if not able:
+        return None
+    return (search.Link(min(able, key=lambda i: (rooms[i].lane.price, rooms[i].candidate)), Span(0, layers)),)
+
+
+def _split(rooms: Sequence[_Room], table: _Table, fewest: int) -> search.Chain | None:
+    """A chain over at least `fewest` of the rooms; its spans are then evened out where that costs no time."""
+    if not rooms:
+        return None
+    order = _order([room.lane for room in rooms], table, fewest)
+    if order is None:
+        return None
+
+    def strain(lane: int, span: Span) -> int:
+        candidate = rooms[lane].candidate
+        return table.bytes_of(candidate, span) * 1000 // candidate.capacity_bytes
+
+    return search.cut(order, [room.lane for room in rooms], table.work, strain)
+
+
+def _order(lanes: Sequence[search.Lane], table: _Table, fewest: int) -> tuple[int, ...] | None:
+    """Which lanes, in order of layers. Exact for few; for many, or where that is given up, good ones are
+    picked first and only those are searched."""
+    if len(lanes) <= search.EXACT_LANES:
+        if not search.coverable(lanes):
+            return None
+        order = _searched(lanes, tuple(range(len(lanes))), table, fewest)
+        if order is not None:
+            return order
+    picked = search.chosen_lanes(lanes, HOP_US * table.facts.layers) or search.furthest_lanes(lanes)
+    if not picked:
+        return None
+    spare = sorted(set(range(len(lanes))) - set(picked), key=lambda i: (lanes[i].price, i))
+    picked = (*picked, *spare[: max(0, fewest - len(picked))])
+    if len(picked) <= search.EXACT_LANES:
+        return _searched(lanes, tuple(sorted(picked)), table, fewest) or picked
+    return picked
+
+
+def _searched(
+    lanes: Sequence[search.Lane], among: tuple[int, ...], table: _Table, fewest: int
+) -> tuple[int, ...] | None:
+    chain = search.exact_chain([lanes[i] for i in among], table.work, HOP_US * table.all_work, fewest)
+    return None if chain is None else tuple(among[link.lane] for link in chain)
+
+
+def _plan(facts: ModelFacts, owners: Sequence[tuple[_Room, Span]], table: _Table) -> Plan:
+    assignments, inputs, cost = [], [], 0
+    for room, span in owners:
+        one = room.candidate
+        assignments.append(Assignment(one.peer, span, one.device, _pool_tokens(one, span, table)))
+        inputs.append(OwnerFacts(one.peer, one.incarnation, one.capacity_bytes, one.decode_us, one.precision))
+        cost += room.lane.price * sum(table.work[span.first : span.last])
+    # N owners cost N+1 hops: the last one answers the asker.
+    predicted_us = cost // table.all_work + HOP_US * (len(owners) + 1)
+    return Plan(facts.model, facts.layers, tuple(assignments), tuple(inputs), predicted_us)
+
+
+def _pool_tokens(candidate: Candidate, span: Span, table: _Table) -> int:
+    """As many tokens of KV as what is left of the memory holds, within reason."""
+    context = table.facts.context
+    most = max(context, min(CONTEXTS_IN_POOL * context, MOST_POOL_TOKENS), table.least_tokens)
+    each = table.kv_of(candidate, span)
+    if each > 0:
+        spare = candidate.capacity_bytes - table.bytes_of(candidate, span)
+        most = min(most, table.least_tokens + spare // each)
+    return max(table.least_tokens, most - most % POOL_STEP_TOKENS)
+
+
+def _mib(size_bytes: int, up: bool = False) -> str:
+    """Needs are rounded up and what is there down, so that the figures never seem to fit when they do not."""
+    return f"{-(-size_bytes // limits.MIB) if up else size_bytes // limits.MIB} MiB"
