@@ -1,0 +1,79 @@
+"""The sending side to one peer on one channel, and whether it is up."""
+
+from __future__ import annotations
+
+import struct
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import zmq
+
+from meshinfer import limits
+from meshinfer.net.sockets import Context, sending_socket
+from meshinfer.net.watch import Watch
+from meshinfer.values import Channel
+
+_EVENT: Final = struct.Struct("=Hi")  # zmq_socket_monitor(3): event, value
+_WATCHED: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+
+
+class Link:
+    """Connects at once, and again whenever the connection breaks, until closed."""
+
+    __slots__ = ("_changed", "_monitor", "_socket", "_watch", "up")
+
+    def __init__(
+        self,
+        loop: AbstractEventLoop,
+        context: Context,
+        channel: Channel,
+        keys: tuple[bytes, bytes, bytes],
+        target: str,
+        changed: Callable[[bool], None],
+    ) -> None:
+        """`keys`: our secret, our public, the peer's public, raw; `changed` hears of up and down."""
+        self.up = False
+        self._changed = changed
+        secret, public, peer_public = keys
+        self._socket = sending_socket(context, channel, secret, public, peer_public)
+        self._monitor = self._socket.get_monitor_socket(_WATCHED)
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        self._watch = Watch(loop, self._monitor, self._take_event)
+        self._socket.connect(target)
+
+    def send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
+        """Whether the message was queued; all of it or nothing."""
+        try:
+            self._send(frames)
+        except zmq.Again:
+            # libzmq looks for freed room at most once a millisecond unless asked: it may have some after all.
+            if not int(self._socket.EVENTS) & zmq.POLLOUT:
+                return False
+            try:
+                self._send(frames)
+            except zmq.Again:
+                return False
+        return True
+
+    def _send(self, frames: Sequence[bytes | bytearray | memoryview]) -> None:
+        last = len(frames) - 1
+        for index, frame in enumerate(frames):
+            flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
+            self._socket.send(frame, flags, copy=len(frame) < limits.NO_COPY_BYTES)
+
+    def _take_event(self) -> None:
+        event, _ = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
+        self._set(event == zmq.Event.HANDSHAKE_SUCCEEDED)
+
+    def _set(self, up: bool) -> None:
+        if up != self.up:
+            self.up = up
+            self._changed(up)
+
+    def close(self) -> None:
+        self._watch.close()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+        self._set(False)
