@@ -195,6 +195,9 @@ NO_COPY_BYTES: Final = 256 * KIB
 """Frames from here on are sent without a copy. Below it the copy (10 GB/s) costs less than handing the memory
 back through pyzmq's collector thread (about 20 µs, and a fight for the interpreter's lock)."""
 
+HANDSHAKE_BYTES: Final = 1 * KIB
+"""The longest command of a CURVE handshake has 300 bytes. Nothing longer is taken from a peer that we connected to."""
+
 HANDSHAKE_MS: Final = 3000
 """A connection that has not shown a key of the roster by then is closed. Worst case: a stranger holds as many
 descriptors as they open connections in 3 s, about 20 KiB each."""

@@ -70,7 +70,7 @@ def sending_socket(
     socket.setsockopt(zmq.SNDHWM, BOUNDS[channel].queue_messages)
     # A peer that answers here breaks the protocol: one small message waits, then its connection stands still.
     socket.setsockopt(zmq.RCVHWM, 1)
-    socket.setsockopt(zmq.MAXMSGSIZE, limits.CURVE_OVERHEAD_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, limits.HANDSHAKE_BYTES)
     # Nothing is queued for a peer that is not there: `send` says so at once, and another route is chosen.
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, limits.RECONNECT_MS)
