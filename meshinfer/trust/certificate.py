@@ -1,14 +1,18 @@
-"""Certificates: the mesh's key signs an invitation, the invitation's key and the peer's own key sign the member.
+"""Certificates: the mesh's key signs an invitation, its key and the peer's own sign the member.
 
     mesh key ──signs──▶ invitation (a key, until when) ──signs──▶ certificate (peer key, CURVE key, name)
                                                     peer key ──signs──▶ the same
 
-The peer's own signature keeps somebody with an invitation from binding another peer's name to a CURVE key of theirs.
-The layout is fixed, every field at its place, so one certificate has one encoding and reading takes no
-parser (big-endian, lengths in bytes):
+The peer's own signature keeps somebody with an invitation from binding another peer's name to a CURVE key
+of theirs. The layout is fixed, every field at its place, so one certificate has one encoding and reading
+takes no parser (big-endian, lengths in bytes):
 
     format 1 | mesh 32 | invitation key 32 | expires 8 | mesh signature 64
-             | peer key 32 | CURVE key 32 | issued at 8 | name length 1 | name | peer signature 64 | invitation signature 64
+             | peer key 32 | CURVE key 32 | issued at 8 | name length 1 | name
+             | peer signature 64 | invitation signature 64
+
+Each signature covers a word for its purpose (`identity.signed_bytes`) and all that stands before it,
+beginning at the format byte; the mesh's covers its own three fields.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ LATEST: Final = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What the mesh's key signed: whoever holds this key's secret may admit members until `expires` (Unix seconds)."""
+    """What the mesh's key signed: who holds this key's secret may admit members until `expires` (Unix s)."""
 
     mesh_public: bytes
     public: bytes
@@ -60,7 +64,7 @@ class Invitation:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Invitation:
-        """`data` has exactly `Invitation.SIZE` bytes; nothing is verified yet."""
+        """`data` has exactly `INVITATION_BYTES`; nothing is verified yet."""
         return cls(*_INVITATION_FIELDS.unpack(data))
 
     def holds(self) -> bool:
@@ -86,7 +90,7 @@ class Member:
 
 
 def issue(identity: Identity, name: str, invitation: Invitation, key: SigningKey, now_unix: float) -> bytes:
-    """This agent's certificate, at most 1 KiB. `key` is the invitation's secret. The name is cleaned, and may be empty."""
+    """This agent's certificate, under 1 KiB. `key` is the invitation's secret; the name is cleaned."""
     text = printable(name, NAME_CHARS).encode()
     issued = int(now_unix)
     head = _HEAD.pack(
@@ -100,41 +104,41 @@ def issue(identity: Identity, name: str, invitation: Invitation, key: SigningKey
 def verify(certificate: bytes, mesh_public: bytes, now_unix: float) -> Member:
     """The member that this certificate admits to the mesh with this key. Raises TrustError.
 
-    Checks the layout, the mesh, the three signatures, that it was issued before its invitation ran out, and not in
-    the future. Cheap checks come first: a stranger's bytes cost three signatures only once all else is right.
+    Checks the layout, the mesh, that it was issued before its invitation ran out and not in the future, and
+    the three signatures. These come last: a stranger's bytes cost that much only once all else is right.
     """
     member, invitation, content, own, admission = _split(certificate)
     if invitation.mesh_public != mesh_public:
-        raise TrustError("mesh", "The peer belongs to another mesh.")
+        raise TrustError("mesh", "the peer belongs to another mesh")
     if member.issued_at > invitation.expires:
-        raise TrustError("expired", f"{member.name or member.peer} joined with a token that had expired.")
+        raise TrustError("expired", f"{member.name or member.peer} joined with a token that had expired")
     if member.issued_at > now_unix + CLOCK_SKEW_S:
         raise TrustError(
             "clock",
-            f"The certificate of {member.name or member.peer} is from the future: set the clocks of both PCs.",
+            f"the certificate of {member.name or member.peer} is from the future: set both PCs' clocks",
         )
     if not (
         invitation.holds()
         and signature_holds(member.public, _MEMBER, content, own)
         and signature_holds(invitation.public, _ADMISSION, content + own, admission)
     ):
-        raise TrustError("signature", "A signature in the peer's certificate does not hold.")
+        raise TrustError("signature", "a signature in the peer's certificate does not hold")
     return member
 
 
 def _split(certificate: bytes) -> tuple[Member, Invitation, bytes, bytes, bytes]:
     """(member, invitation, signed content, peer's signature, invitation's signature), nothing verified."""
     if not _HEAD.size + 2 * SIGNATURE_BYTES <= len(certificate) <= CERTIFICATE_BYTES:
-        raise TrustError("format", f"A certificate does not have {len(certificate)} bytes.")
+        raise TrustError("format", f"a certificate does not have {len(certificate)} bytes")
     version, invited, public, curve, issued, length = _HEAD.unpack_from(certificate)
     if version != FORMAT:
-        raise TrustError("version", f"The certificate has format {version}, this program reads {FORMAT}.")
+        raise TrustError("version", f"the certificate has format {version}, this program reads {FORMAT}")
     end = _HEAD.size + length
     if len(certificate) != end + 2 * SIGNATURE_BYTES:
-        raise TrustError("format", "The certificate is cut short, or something follows it.")
+        raise TrustError("format", "the certificate is cut short, or something follows it")
     invitation = Invitation.from_bytes(invited)
     if issued > LATEST or invitation.expires > LATEST:
-        raise TrustError("format", "The certificate has a time that cannot be.")
+        raise TrustError("format", "the certificate has a time that cannot be")
     member = Member(
         peer_id(public),
         mesh_id(invitation.mesh_public),
@@ -152,9 +156,7 @@ def _name(data: bytes) -> str:
     try:
         name = data.decode()
     except UnicodeDecodeError:
-        raise TrustError("format", "The certificate's name is not UTF-8.") from None
+        raise TrustError("format", "the certificate's name is not UTF-8") from None
     if not is_printable(name, NAME_CHARS):
-        raise TrustError(
-            "format", f"The certificate's name is not {NAME_CHARS} printable characters or fewer."
-        )
+        raise TrustError("format", f"the certificate's name is not at most {NAME_CHARS} printable characters")
     return name

@@ -1,7 +1,8 @@
 """An agent's two key pairs, and the names that are hashes of public keys.
 
-Ed25519 signs adverts and certificates; X25519 is the CURVE key of the encrypted sockets (libzmq's CURVE keys are raw
-X25519). They are separate keys, tied together by the certificate, so that neither is used in two schemes.
+Ed25519 signs adverts and certificates; X25519 is the CURVE key of the encrypted sockets (libzmq's CURVE
+keys are raw X25519). They are separate keys, tied together by the certificate: neither is used in two
+schemes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def signed_bytes(purpose: bytes, payload: bytes) -> bytes:
 
 
 def signature_holds(public: bytes, purpose: bytes, payload: bytes, signature: bytes) -> bool:
-    """Whether `signature` is the one of `public` over `payload`; False too for what is no key or no signature."""
+    """Whether `signature` is the one of `public` over `payload`; False for what is no key or signature."""
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
@@ -109,7 +110,7 @@ class Identity:
         seed = unsealed(_IDENTITY_FILE, data, "identity")
         if len(seed) != 2 * KEY_BYTES:
             raise TokenError(
-                "The stored identity is damaged: restore it from a backup or delete it and join again."
+                "the stored identity is damaged: restore it from a backup, or delete it and join again"
             )
         return cls.from_seed(seed)
 
@@ -127,8 +128,8 @@ def unsealed(kind: bytes, data: bytes, name: str) -> bytes:
     body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
     if not body.startswith(kind) or _check(body) != check:
         raise TokenError(
-            f"The stored {name} is damaged, or of another version: restore it from a backup, "
-            "or delete it and join the mesh again."
+            f"the stored {name} is damaged, or of another version: restore it from a backup, "
+            "or delete it and join the mesh again"
         )
     return body[len(kind) :]
 

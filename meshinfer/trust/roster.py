@@ -1,7 +1,7 @@
 """The members of this agent's mesh that it has met: who may connect, and whose signature is whose.
 
-Only certificates that verify get in, and there is room for a fixed number; when it is full, strangers stay out and
-members stay in.
+Only certificates that verify get in, and there is room for a fixed number; when it is full, strangers stay
+out and members stay in.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ class Roster:
         return self._by_curve.get(public)
 
     def admit(self, certificate: bytes, now_unix: float) -> Member:
-        """The member whose certificate this is, met now or before. Raises TrustError; then nothing has changed.
+        """The member whose certificate this is, met now or before. Raises TrustError; then nothing has
+        changed.
 
-        A member that shows a newer certificate (a new name, a new CURVE key) is known by that from now on; an older
-        one than is known changes nothing, so that nobody can be set back by a replay.
+        A member that shows a newer certificate (a new name, a new CURVE key) is known by that from now on;
+        one that is older than the known one changes nothing, so that nobody can be set back by a replay.
         """
         known = self._by_certificate.get(certificate)
         if known is not None:
@@ -72,6 +73,6 @@ class Roster:
     def _check_room(self, member: Member, known_as: Member | None) -> None:
         holder = self._by_curve.get(member.curve_public)
         if holder is not None and holder.peer != member.peer:
-            raise TrustError("curve", f"{member.name or member.peer} shows the CURVE key of another member.")
+            raise TrustError("curve", f"{member.name or member.peer} shows the CURVE key of another member")
         if known_as is None and len(self._by_peer) >= self._capacity:
-            raise TrustError("full", f"The roster is full: it has room for {self._capacity} members.")
+            raise TrustError("full", f"the roster is full: it has room for {self._capacity} members")

@@ -2,8 +2,9 @@
 
     meshinfer1-<base64url of: format, invitation secret, mesh key, expires, mesh signature, addresses, check>
 
-A token survives being pasted: white space, line breaks, quotes, invisible characters and punctuation around it do no
-harm, and a mistyped or missing character is found by the check before anything else is said about it.
+A token survives being pasted: white space, line breaks, quotes, invisible characters and punctuation around
+it do no harm, and a mistyped or missing character is found by the check before anything else is said about
+it.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ _ADDRESS: Final = re.compile(r"[A-Za-z0-9._:\-\[\]]{1,255}")
 _NOISE: Final = re.compile(r"[\s\u00ad\u200b-\u200f\u2060\ufeff]+")
 """What mail programs and chats put into a long line, or a terminal where it wraps."""
 _AROUND: Final = " \t\r\n\"'`<>()[]{}.,;:!?«»“”„‘’…*"
-_ANY_VERSION: Final = re.compile(r"meshinfer(\d+)-", re.IGNORECASE)
+_ANY_VERSION: Final = re.compile(r"meshinfer([0-9]+)-", re.IGNORECASE)
 
 
 class MeshKey:
-    """The root of one mesh: who holds it may invite. Made by `meshinfer mesh create`; never shows its secret."""
+    """The root of one mesh: who holds it may invite. Made by `meshinfer mesh create`; never shows its
+    secret."""
 
     __slots__ = ("mesh", "public", "signing")
 
@@ -60,7 +62,7 @@ class MeshKey:
         """Raises TokenError for anything but what `to_bytes` gave."""
         seed = unsealed(_MESH_KEY_FILE, data, "mesh key")
         if len(seed) != 32:
-            raise TokenError("The stored mesh key is damaged: restore it from a backup.")
+            raise TokenError("the stored mesh key is damaged: restore it from a backup")
         return cls.from_seed(seed)
 
     def __repr__(self) -> str:
@@ -69,7 +71,7 @@ class MeshKey:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """This agent's place in one mesh; holds no secret. `addresses` are where its token said members may be found."""
+    """This agent's place in one mesh; no secret. `addresses` are where members may be found."""
 
     mesh_public: bytes
     certificate: bytes
@@ -91,7 +93,7 @@ class Membership:
             (size,) = struct.unpack_from(">H", content, 32)
             found = cls(content[:32], content[34 : 34 + size], _parse_addresses(content[34 + size :]))
         except (struct.error, ValueError):
-            raise TokenError("The stored membership is damaged: join the mesh again with a token.") from None
+            raise TokenError("the stored membership is damaged: join the mesh again with a token") from None
         found.member(identity, now_unix)
         return found
 
@@ -100,13 +102,13 @@ class Membership:
         try:
             member = verify(self.certificate, self.mesh_public, now_unix)
         except TrustError as error:
-            raise TokenError(f"{error} Join the mesh again with a token.") from error
+            raise TokenError(f"{error}; join the mesh again with a token") from error
         if member.public != identity.public or member.curve_public != identity.curve_public:
-            raise TokenError("The stored membership is another identity's: join the mesh again with a token.")
+            raise TokenError("the stored membership is another identity's: join the mesh again with a token")
         return member
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Token:
     """A token as read: checked for typing errors and signature, not for expiry. Never shows its secret."""
 
@@ -123,6 +125,9 @@ class Token:
         """Unix seconds."""
         return self.invitation.expires
 
+    def __repr__(self) -> str:
+        return f"Token(mesh={self.mesh}, expires={self.expires})"
+
 
 def found_mesh(mesh_key: MeshKey, identity: Identity, name: str, now_unix: float) -> Membership:
     """The creator's own membership. The mesh's key invites itself, for this second only."""
@@ -132,9 +137,9 @@ def found_mesh(mesh_key: MeshKey, identity: Identity, name: str, now_unix: float
 
 
 def make_token(mesh_key: MeshKey, seed: bytes, expires_unix: float, addresses: Sequence[str] = ()) -> str:
-    """A token for any number of agents until `expires_unix`. `seed` is 32 random bytes, new for each token.
+    """A token for any number of agents until `expires_unix`. `seed` is 32 random bytes, fresh each time.
 
-    `addresses` ("host:port" of doors) help those that mDNS does not reach; the first `TOKEN_ADDRESSES` are taken.
+    `addresses` ("host:port" of doors) help where mDNS does not reach; the first `TOKEN_ADDRESSES` are taken.
     Raises TokenError for an address of another form.
     """
     key = SigningKey(seed)
@@ -153,13 +158,11 @@ def read_token(text: str) -> Token:
     except (struct.error, ValueError):
         version = 0
     if version != 1 or expires > LATEST:
-        raise TokenError(
-            "This token is not one that this version of meshinfer can read: update it, or ask for another."
-        )
+        raise TokenError("this token is not one that this meshinfer can read: update it, or ask for another")
     key = SigningKey(seed)
     invitation = Invitation(mesh_public, key.public, expires, signature)
     if not invitation.holds():
-        raise TokenError("This token was not made by the mesh that it names: ask for a new one.")
+        raise TokenError("this token was not made by the mesh that it names: ask for a new one")
     return Token(invitation, key, addresses)
 
 
@@ -168,7 +171,7 @@ def join(text: str, identity: Identity, name: str, now_unix: float) -> Membershi
     token = read_token(text)
     if now_unix > token.expires:
         raise TokenError(
-            "This token has expired: ask for a new one (`meshinfer mesh token`), or check this PC's clock."
+            "this token has expired: ask for a new one (`meshinfer mesh token`), or check this PC's clock"
         )
     certificate = issue(identity, name, token.invitation, token.key, now_unix)
     return Membership(token.invitation.mesh_public, certificate, token.addresses)
@@ -177,21 +180,23 @@ def join(text: str, identity: Identity, name: str, now_unix: float) -> Membershi
 def _one_line(text: str) -> str:
     """The token itself, whatever was pasted around it."""
     if len(text) > TOKEN_CHARS:
-        raise TokenError(f"That is no mesh token: it has {len(text)} characters, a token has about 250.")
+        raise TokenError(f"that is no mesh token: it has {len(text)} characters, a token has about 250")
     line = _NOISE.sub("", text).strip(_AROUND)
-    version = _ANY_VERSION.match(line)
+    version = _ANY_VERSION.search(line)
     if version is None:
-        raise TokenError(f"That is no mesh token: a token begins with {PREFIX}")
+        raise TokenError(f"that is no mesh token: a token begins with {PREFIX}")
     if version[1] != "1":
         raise TokenError(
-            f"This token is of version {version[1]}, this meshinfer reads version 1: update meshinfer."
+            f"this token is of version {version[1][:4]}, this meshinfer reads version 1: update meshinfer"
         )
     return line[version.end() :].rstrip("=")
 
 
 def _body(code: str) -> bytes:
     """The token's bytes, after their check."""
-    damaged = f"This token is damaged ({len(code)} characters came): a character is missing or wrong. Copy it again, whole."
+    damaged = (
+        f"this token is damaged, a character is missing or wrong ({len(code)} came): copy it again, whole"
+    )
     try:
         data = base64.b64decode(code + "=" * (-len(code) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -211,7 +216,7 @@ def _check(body: bytes) -> bytes:
 def _pack_addresses(addresses: Sequence[str]) -> bytes:
     for address in addresses:
         if not _ADDRESS.fullmatch(address):
-            raise TokenError(f"Not an address of the form host:port: {address[:64]!r}")
+            raise TokenError(f"not an address of the form host:port: {address[:64]!r}")
     return bytes([len(addresses)]) + b"".join(bytes([len(one)]) + one.encode() for one in addresses)
 
 
