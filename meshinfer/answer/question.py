@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -17,13 +17,16 @@ PENALTY_MIN: Final = 0.1
 PENALTY_MAX: Final = 10.0
 """Around 1 (no penalty). Further out, logits leave the range of f32 arithmetic."""
 
+_GREEDY_BELOW: Final = 1e-5
+"""Dividing f32 logits by less would overflow; nothing but the best token would be left anyway."""
+
 SEED_MAX: Final = 2**64 - 1
 ROLE_CHARS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. `role` is what the model's template knows: system, user, assistant, tool, …"""
+    """One turn of a conversation. `role` is one that the model's template knows: system, user, …"""
 
     role: str
     content: str
@@ -40,7 +43,8 @@ class Message:
 class SamplingParams:
     """How tokens are chosen. The defaults leave the model's own distribution as it is.
 
-    `temperature` 0 is greedy: the likeliest token, always. `top_k` 0 is off. `seed` None lets the agent draw one.
+    `temperature` 0 is greedy: the likeliest token, always. `top_k` 0 is off. `seed` None lets the agent draw
+    one.
     """
 
     temperature: float = 1.0
@@ -65,10 +69,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
-
-
-GREEDY: Final = SamplingParams(temperature=0.0)
+        return self.temperature < _GREEDY_BELOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,12 @@ class Question:
     """One request for an answer.
 
     `max_tokens` None is the agent's bound (`limits.ANSWER_TOKENS`, or what context and memory leave of it).
-    `model` None is the one that the mesh serves. `plain` asks for the single message's text to be continued as it
-    stands, without the model's chat template.
+    `model` None is the one that the mesh serves. `plain` asks for the single message's text to be continued
+    as it stands, without the model's chat template.
     """
 
     messages: tuple[Message, ...]
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     model: str | None = None
@@ -115,7 +116,8 @@ class Finish(StrEnum):
 class StageStats:
     """One owner's part in an answer. Medians over its steps, milliseconds.
 
-    `hop_ms_p50` is what lay between the stage before (or the asker) and this one: the network and both ends of it.
+    `hop_ms_p50` is what lay between the stage before (or the asker) and this one: the network and its two
+    ends.
     """
 
     peer: PeerId
