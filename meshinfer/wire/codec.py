@@ -116,8 +116,12 @@ def _decode(channel: Channel | None, frames: Sequence[Frame], longest: int) -> M
     if len(frames) != (2 if row.body else 1):
         raise WireError("frames", f"a {row.code.name.lower()} does not have {len(frames)} frames")
     fields = unpack(header, longest=_LONGEST_ARRAY, bin_bytes=len(header), str_bytes=len(header))
-    message: Message = row.parse(fields, _body(frames[1])) if row.body else row.parse(fields)
-    return message
+    if not row.body:
+        return row.parse(fields)  # type: ignore[no-any-return]
+    body = frames[1]
+    if len(body) > BODY_BYTES:
+        raise WireError("size", f"a body of {len(body)} bytes: at most {BODY_BYTES} are allowed")
+    return row.parse(fields, body)  # type: ignore[no-any-return]
 
 
 def _row(channel: Channel | None, header: Frame) -> _Type:
@@ -134,12 +138,6 @@ def _row(channel: Channel | None, header: Frame) -> _Type:
     if row is None or row.channel is not channel:
         raise WireError("type", f"no message of type {header[2]} belongs on this channel")
     return row
-
-
-def _body(frame: Frame) -> Frame:
-    if len(frame) > BODY_BYTES:
-        raise WireError("size", f"a body of {len(frame)} bytes: at most {BODY_BYTES} are allowed")
-    return frame
 
 
 # ── door ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -281,5 +279,5 @@ _TYPES: Final = (
 )
 _BY_CODE: Final = {row.code.value: row for row in _TYPES}
 _BY_MESSAGE: Final = {row.message: row for row in _TYPES}
-_LONGEST_ARRAY: Final = 4 * STEP_SEQUENCES
-"""Entries of a full step are the longest array there is."""
+_LONGEST_ARRAY: Final = STEP_SEQUENCES
+"""The numbers of a refusal or of a `Free` are the longest arrays there are."""

@@ -1,12 +1,16 @@
 """The data channel's messages to header fields and back: the path that every token takes, so flat and short.
 
-Entries and traces are flat arrays of integers, ids raw bytes. Each `pack_` gives the fields after version and
-type, and the body if there is one; each `parse_` takes the whole header.
+Entries and traces are records of fixed width in one string of bytes each, so that their types need no
+checking; ids are raw bytes. Each `pack_` gives the fields after version and type, and the body if there is
+one; each `parse_` takes the whole header.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import starmap
+from struct import Struct
+from typing import Final, cast
 
 from meshinfer.errors import WireError
 from meshinfer.limits import CONTEXT_TOKENS, DETAIL_CHARS, ROUTE_HOPS, STEP_SEQUENCES, STEP_TOKENS
@@ -19,6 +23,12 @@ from meshinfer.wire.rows import pack_rows, parse_rows
 Fields = tuple[object, ...]
 Packed = tuple[Fields, bytes | memoryview | None]
 
+_ENTRY: Final = Struct("<QIHH")
+"""sequence, position, count, want."""
+_TRACE: Final = Struct("<III")
+"""queue µs, compute µs, tokens in the batch."""
+_ID_CHARS: Final = 2 * ID_BYTES
+
 
 def pack_step(message: Step) -> Packed:
     entries = message.entries
@@ -29,8 +39,8 @@ def pack_step(message: Step) -> Packed:
         message.hop,
         bytes.fromhex(message.asker),
         message.step,
-        _flat_entries(entries),
-        _flat_trace(message.trace),
+        _pack_entries(entries),
+        _pack_trace(message.trace),
         dtype,
         hidden,
     )
@@ -64,8 +74,8 @@ def pack_result(message: Result) -> Packed:
     fields = (
         bytes.fromhex(message.plan),
         message.step,
-        _flat_entries(entries),
-        _flat_trace(message.trace),
+        _pack_entries(entries),
+        _pack_trace(message.trace),
         dtype,
         hidden,
     )
@@ -114,38 +124,43 @@ def parse_free(header: Fields) -> Free:
 def _route(value: object) -> tuple[PeerId, ...]:
     """One to `ROUTE_HOPS` different peers. A repeat would let a step go in circles."""
     path = blob(value, "route", ROUTE_HOPS * ID_BYTES).hex()
-    width = 2 * ID_BYTES
-    route = tuple([PeerId(path[start : start + width]) for start in range(0, len(path), width)])
-    if not route or len(path) % width or len(set(route)) != len(route):
+    route = tuple([path[start : start + _ID_CHARS] for start in range(0, len(path), _ID_CHARS)])
+    if not route or len(path) % _ID_CHARS or len(set(route)) != len(route):
         raise WireError("field", "the route is empty, cut short, or passes one peer twice")
-    return route
+    return cast("tuple[PeerId, ...]", route)
 
 
-def _flat_entries(entries: Sequence[Entry]) -> list[int]:
-    return [n for e in entries for n in (e.sequence, e.position, e.count, e.want)]
+def _pack_entries(entries: Sequence[Entry]) -> bytes:
+    return b"".join([_ENTRY.pack(e.sequence, e.position, e.count, e.want) for e in entries])
 
 
 def _entries(value: object) -> tuple[Entry, ...]:
-    flat = integers(value, "entries", 4 * STEP_SEQUENCES, U63)
-    if not flat or len(flat) % 4:
+    data = blob(value, "entries", STEP_SEQUENCES * _ENTRY.size)
+    if not data or len(data) % _ENTRY.size:
         raise WireError("field", "entries are none, or the last one is cut short")
-    entries = tuple(map(Entry, flat[0::4], flat[1::4], flat[2::4], flat[3::4]))
+    entries = []
     tokens = 0
-    for entry in entries:
-        if not (entry.want <= entry.count and 0 < entry.count <= CONTEXT_TOKENS - entry.position):
+    seen = set()
+    for sequence, position, count, want in _ENTRY.iter_unpack(data):
+        if not (want <= count and 0 < count <= CONTEXT_TOKENS - position and sequence <= U63):
             raise WireError("field", "an entry has no rows, wants more than it has, or is beyond any context")
-        tokens += entry.count
-    if tokens > STEP_TOKENS or len(set(flat[0::4])) != len(entries):
+        tokens += count
+        seen.add(sequence)
+        entries.append(Entry(sequence, position, count, want))
+    if tokens > STEP_TOKENS or len(seen) != len(entries):
         raise WireError("field", f"a step has over {STEP_TOKENS} rows, or one sequence twice")
-    return entries
+    return tuple(entries)
 
 
-def _flat_trace(trace: Sequence[HopTrace]) -> list[int]:
-    return [n for t in trace for n in (t.queue_us, t.compute_us, t.batch_tokens)]
+def _pack_trace(trace: Sequence[HopTrace]) -> bytes:
+    # A PC that slept in the middle of a step may have measured hours.
+    return b"".join(
+        [_TRACE.pack(min(t.queue_us, U32), min(t.compute_us, U32), t.batch_tokens) for t in trace]
+    )
 
 
 def _trace(value: object) -> tuple[HopTrace, ...]:
-    flat = integers(value, "trace", 3 * ROUTE_HOPS, U32)
-    if len(flat) % 3:
+    data = blob(value, "trace", ROUTE_HOPS * _TRACE.size)
+    if len(data) % _TRACE.size:
         raise WireError("field", "the last trace is cut short")
-    return tuple(map(HopTrace, flat[0::3], flat[1::3], flat[2::3]))
+    return tuple(starmap(HopTrace, _TRACE.iter_unpack(data)))
