@@ -1,4 +1,4 @@
-"""A question that cannot be meant is refused before anything runs, and the person is told which parameter it was."""
+"""A question that cannot be meant is refused before anything runs, and the parameter is named."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ def test_a_wrong_parameter_of_a_question_is_named(parameter: str, values: list[o
 
 
 def test_the_limits_themselves_are_accepted() -> None:
-    SamplingParams(temperature=2, top_p=0, top_k=limits.VOCABULARY, min_p=1, repetition_penalty=10, seed=2**64
-    - 1) SamplingParams(temperature=0, top_p=1, top_k=0, min_p=0, repetition_penalty=0.1, seed=0)
+    SamplingParams(
+        temperature=2, top_p=0, top_k=limits.VOCABULARY, min_p=1, repetition_penalty=10, seed=2**64 - 1
+    )
+    SamplingParams(temperature=0, top_p=1, top_k=0, min_p=0, repetition_penalty=0.1, seed=0)
     stops = tuple("x" * limits.STOP_STRING_CHARS for _ in range(limits.STOP_STRINGS))
     Question(HELLO, max_tokens=limits.CONTEXT_TOKENS, stop=stops)
 
@@ -72,8 +74,13 @@ def test_an_empty_prompt_says_so(content: str) -> None:
 
 @pytest.mark.parametrize(
     ("role", "content", "parameter"),
-    [("", "x", "role"), ("r" * 33, "x", "role"), (None, "x", "role"), ("user", 7, "content"), ("user",
-    "\ud83d", "content")],
+    [
+        ("", "x", "role"),
+        ("r" * 33, "x", "role"),
+        (None, "x", "role"),
+        ("user", 7, "content"),
+        ("user", "\ud83d", "content"),
+    ],
 )
 def test_a_message_that_is_no_text_is_refused(role: object, content: object, parameter: str) -> None:
     with pytest.raises(ParameterError, match=parameter):

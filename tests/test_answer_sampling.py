@@ -1,4 +1,4 @@
-"""The tokens drawn follow the distribution asked for, the same ones for a seed, and never what was cut off."""
+"""The tokens drawn follow the distribution asked for, the same for a seed, and never what was cut off."""
 
 from __future__ import annotations
 
@@ -48,16 +48,17 @@ def reference(logits: Logits, params: SamplingParams, history: list[int]) -> npt
     return out
 
 
-# ── greedy
-# ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── greedy ────────────────────────────────────────────────────────────────────────────────────────
 def test_greedy_takes_the_likeliest_and_of_equal_ones_the_first() -> None:
     sampler = Sampler(SamplingParams(temperature=0), 1)
     assert sampler.pick(logits_of(0, 3, 1, 3), []) == 1
     assert greedy(np.stack([logits_of(0, 3, 1, 3), logits_of(7, 3, 7, 3)])).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=2,
-top_p=0.5)]) @pytest.mark.parametrize("bad", [(1, NAN, 2), (1, INF, 2), (-INF, -INF, -INF)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=2, top_p=0.5)]
+)
+@pytest.mark.parametrize("bad", [(1, NAN, 2), (1, INF, 2), (-INF, -INF, -INF)])
 def test_logits_that_are_no_numbers_end_the_step(params: SamplingParams, bad: tuple[float, ...]) -> None:
     with pytest.raises(StepError, match="finite"):
         Sampler(params, 1).pick(logits_of(*bad), [0])
@@ -73,14 +74,15 @@ def test_one_bad_row_fails_alone() -> None:
     assert picked[2] == 0
 
 
-@pytest.mark.parametrize("params", [SamplingParams(top_k=1), SamplingParams(top_p=0),
-SamplingParams(min_p=1)]) def test_the_narrowest_cut_is_greedy(params: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    "params", [SamplingParams(top_k=1), SamplingParams(top_p=0), SamplingParams(min_p=1)]
+)
+def test_the_narrowest_cut_is_greedy(params: SamplingParams) -> None:
     logits = random_logits(3, 5000)
     assert all(Sampler(params, seed).pick(logits, []) == logits.argmax() for seed in range(20))
 
 
-# ── which tokens stay
-# ───────────────────────────────────────────────────────────────────────────────────────────
+# ── which tokens stay ─────────────────────────────────────────────────────────────────────────────
 @given(
     st.lists(st.sampled_from([-np.inf, -2.0, -1.0, -0.0, 0.0, 1.0, 1.5, 3.0]), min_size=1, max_size=700),
     st.data(),
@@ -145,8 +147,7 @@ def test_ties_at_the_edge_go_to_the_lowest_ids() -> None:
         assert {sampler.pick(even, [0] * n) for n in range(300)} == set(range(kept))
 
 
-# ── the distribution
-# ────────────────────────────────────────────────────────────────────────────────────────────
+# ── the distribution ──────────────────────────────────────────────────────────────────────────────
 CASES = [
     SamplingParams(),
     SamplingParams(temperature=0.6),
@@ -187,8 +188,7 @@ def test_positions_of_one_answer_draw_independently() -> None:
     assert abs(np.corrcoef(bits[:-1], bits[1:])[0, 1]) < 0.08
 
 
-# ── the same for a seed
-# ─────────────────────────────────────────────────────────────────────────────────────────
+# ── the same for a seed ───────────────────────────────────────────────────────────────────────────
 def test_a_seed_gives_the_same_tokens_on_every_platform() -> None:
     """Pinned: a change would give people other answers for the seeds that they noted."""
     logits = np.zeros(1000, dtype=np.float32)
@@ -212,10 +212,11 @@ def test_the_agents_seed_is_used_only_where_the_person_gave_none() -> None:
     assert len(drawn_seed) > 5
 
 
-# ── what changes nothing
-# ────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("off", [{"top_k": 3000}, {"top_k": 10**6}, {"min_p": 1e-300}, {"repetition_penalty":
-1}]) def test_a_cut_that_cuts_nothing_changes_nothing(off: dict[str, float]) -> None:
+# ── what changes nothing ──────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    "off", [{"top_k": 3000}, {"top_k": 10**6}, {"min_p": 1e-300}, {"repetition_penalty": 1}]
+)
+def test_a_cut_that_cuts_nothing_changes_nothing(off: dict[str, float]) -> None:
     logits = random_logits(8, 3000)
     for seed in range(30):
         plain = Sampler(SamplingParams(), seed).pick(logits, [1, 2])
@@ -238,8 +239,7 @@ def test_a_repetition_makes_a_token_less_likely_whatever_its_sign() -> None:
     assert Sampler(params, 1).pick(logits_of(3, 2, 0), history) == 1
 
 
-# ── cost
-# ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── cost ──────────────────────────────────────────────────────────────────────────────────────────
 def fastest_us(call: Callable[[], object], repeats: int = 60) -> float:
     times = []
     for _ in range(repeats):
@@ -250,22 +250,29 @@ def fastest_us(call: Callable[[], object], repeats: int = 60) -> float:
 
 
 @pytest.mark.parametrize(
-    ("params", "size", "bound_us"),
+    "params",
     [
-        (SamplingParams(temperature=0), 49_152, 30),
-        (SamplingParams(top_k=40, top_p=0.9, min_p=0.05, temperature=0.8), 128_256, 600),
-        (SamplingParams(top_p=0.9, temperature=0.7), 128_256, 600),
-        (SamplingParams(top_p=0.95), 128_256, 600),
-        (SamplingParams(min_p=0.05), 128_256, 600),
+        SamplingParams(),
+        SamplingParams(top_k=40, top_p=0.9, min_p=0.05, temperature=0.8),
+        SamplingParams(top_p=0.9, temperature=0.7),
+        SamplingParams(top_p=0.95, temperature=2.0),
+        SamplingParams(min_p=0.05),
     ],
     ids=str,
 )
-def test_a_token_is_picked_fast_enough_to_be_lost_in_a_step(
-    params: SamplingParams, size: int, bound_us: float
-) -> None:
-    """The fastest of many, so that a busy machine fails nobody; a sort would take ten times the bound."""
-    logits = random_logits(1, size)
+def test_no_cut_sorts_the_vocabulary(params: SamplingParams) -> None:
+    """Measured against this machine's own exponential of all logits (0.27 ms where it was written; the whole
+    pick took 0.2 to 0.5); a sort takes thirty of them. The fastest of many, so that a busy machine fails nobody.
+    """
+    logits = random_logits(1, 128_256)
     positions = iter(range(1000))
     sampler = Sampler(params, 5)
     history = np.zeros(100, dtype=np.int64)
-    assert fastest_us(lambda: sampler.pick(logits, history[: next(positions)])) < bound_us
+    unit = fastest_us(lambda: np.exp(logits))
+    assert fastest_us(lambda: sampler.pick(logits, history[: next(positions)])) < 6 * unit
+
+
+def test_greedy_costs_one_look_at_the_logits() -> None:
+    logits = random_logits(1, 49_152)
+    sampler = Sampler(SamplingParams(temperature=0), 5)
+    assert fastest_us(lambda: sampler.pick(logits, [1])) < 3 * fastest_us(lambda: logits.argmax()) + 10
