@@ -38,7 +38,7 @@ def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["größe.bin"]
 
 
-# Kills the writer at a point of its work, as a power cut would: `os._exit` runs no handler and flushes nothing.
+# Kills the writer at a point of its work, as a power cut would: `os._exit` runs no handler, flushes nothing.
 _KILLED = """
 import os, sys
 from pathlib import Path

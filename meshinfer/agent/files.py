@@ -1,7 +1,7 @@
 """The one place that knows how a file is written whole and kept private, and how a home is kept to one agent.
 
-Windows and POSIX differ here: permissions (access lists, mode bits), locks (`msvcrt`, `fcntl`), and what makes
-a rename durable.
+Windows and POSIX differ here: permissions (access lists, mode bits), locks (`msvcrt`, `fcntl`), and what
+makes a rename durable.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The files that say who this agent is and which mesh it belongs to: `identity.key`, `membership`, `mesh.key`.
+"""The files that say who this agent is and which mesh it belongs to.
 
-What they hold is decided in `trust`; here they are read and written, whole and for their owner only.
+`identity.key`, `membership`, and `mesh.key` where the mesh was created. What they hold is decided in `trust`;
+here they are read and written, whole and for their owner only.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def is_member(home: Path) -> bool:
 
 
 def load_membership(home: Path, identity: Identity, now_unix: float | None = None) -> Membership | None:
-    """None where this home belongs to no mesh. Raises TokenError if the file is damaged or not this identity's."""
+    """None where this home is in no mesh. Raises TokenError for a damaged file, or another identity's."""
     data = read_bounded(home / MEMBERSHIP_FILE)
     return None if data is None else Membership.from_bytes(data, identity, _now(now_unix))
 
@@ -61,8 +62,9 @@ def create_mesh(
     now_unix: float | None = None,
     entropy: Entropy = secrets.token_bytes,
 ) -> Membership:
-    """Makes a mesh and its first member, this home. Raises UserError if it belongs to one and `replace` is not set.
+    """Makes a mesh and its first member, this home.
 
+    Raises UserError if it belongs to one already and `replace` is not set.
     The key of a mesh that is replaced is kept beside the new one: others may still be members of it.
     """
     identity = load_or_create_identity(home, entropy)
@@ -89,7 +91,8 @@ def make_token(
     key = load_mesh_key(home)
     if key is None:
         raise UserError(
-            "no mesh was created on this PC; make the token on the one where it was, or: meshinfer mesh create"
+            "no mesh was created on this PC: make the token on the one where it was, "
+            "or create one with: meshinfer mesh create"
         )
     return tokens.make_token(key, entropy(32), expires_unix, addresses)
 
@@ -103,7 +106,7 @@ def join(
     now_unix: float | None = None,
     entropy: Entropy = secrets.token_bytes,
 ) -> Membership:
-    """Puts this home on the roster of the token's mesh. Raises TokenError, or UserError if it belongs to another."""
+    """Puts this home on the token's mesh's roster. Raises TokenError, or UserError if it is in another."""
     identity = load_or_create_identity(home, entropy)
     before = load_membership(home, identity, now_unix)
     membership = tokens.join(text, identity, name, _now(now_unix))
@@ -121,8 +124,8 @@ def ensure_membership(
 ) -> Membership | None:
     """What an agent calls at its start: the stored membership, or the one that the configured token gives.
 
-    A token of the mesh that this home belongs to changes nothing, even expired; one of another mesh wins, for IT has
-    put it there. Raises TokenError.
+    A token of the mesh that this home belongs to changes nothing, even expired; one of another mesh wins, for
+    IT has put it there. Raises TokenError.
     """
     stored = load_membership(home, identity, now_unix)
     if token is None or (stored is not None and tokens.read_token(token).mesh == stored.mesh):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import unicodedata
 from collections.abc import Callable
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
 from meshinfer.limits import DOOR_PORT, NAME_CHARS
+from meshinfer.text import is_printable
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -59,8 +61,8 @@ def secret(value: object) -> str:
 
 def name(value: object) -> str:
     """What others see in their tables: 1 to 64 printable characters."""
-    given = text(value)
-    if len(given) > NAME_CHARS or not given.isprintable():
+    given = unicodedata.normalize("NFC", text(value))
+    if not is_printable(given, NAME_CHARS):
         raise ValueError(f"a name has 1 to {NAME_CHARS} printable characters")
     return given
 

@@ -1,0 +1,148 @@
+"""Runs an agent in the foreground: its lock, its log, its local interface, and the ways to end it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final
+
+import click
+
+from meshinfer.agent.config import Config
+from meshinfer.agent.files import HomeLock, private_directory, remove_leftovers
+from meshinfer.front import defects
+
+LOG_FILE: Final = "agent.log"
+_LOG_BYTES: Final = 4 * 1024 * 1024
+_LOG_FILES: Final = 2
+"""Two old logs are kept: 12 MiB in all, days of an ordinary office."""
+
+
+def serve(home: Path, config: Config, *, until_input_ends: bool = False) -> None:
+    """Returns when the agent was told to stop. Raises UserError if one runs on this home already."""
+    private_directory(home)
+    with HomeLock(home), _logging_to(home):
+        remove_leftovers(home)
+        from meshinfer.net import loop
+
+        loop.run(_serve(home, config, until_input_ends))
+
+
+async def _serve(home: Path, config: Config, until_input_ends: bool) -> None:
+    from meshinfer.agent.agent import Agent
+    from meshinfer.front.http import LocalApi
+
+    stop = asyncio.Event()
+    agent = Agent(home, config)
+    api = LocalApi(agent, home, stop.set)
+    with _signals_set(stop):
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(agent.stop)
+            await agent.start()
+            stack.push_async_callback(api.stop)
+            await api.start()
+            if until_input_ends:
+                _watch_input(stop)
+            _greet(agent.status())
+            await _first(stop, agent.stopped)
+
+
+def _greet(status: dict[str, object]) -> None:
+    mesh = (
+        f"in mesh {str(status['mesh'])[:8]}"
+        if status.get("mesh")
+        else "alone (meshinfer mesh create begins a mesh)"
+    )
+    click.echo(f"{status.get('name')} runs {mesh}; stop with Ctrl-C or: meshinfer stop")
+    if status.get("reason"):
+        click.echo(str(status["reason"]))
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Waits until one of `events` is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+@contextlib.contextmanager
+def _signals_set(stop: asyncio.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM (on Windows Ctrl-Break) ask for an orderly end.
+
+    Plain `signal.signal` serves both systems: the loop of Windows takes no handlers. A loop that waits in
+    `select` is woken by the socket that asyncio has set with `signal.set_wakeup_fd`.
+    """
+    loop = asyncio.get_running_loop()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    numbers = [signal.SIGINT, signal.SIGBREAK if sys.platform == "win32" else signal.SIGTERM]
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch_input(stop: asyncio.Event) -> None:
+    """Whoever started this agent holds the other end of its input: it ends when they do, however they do."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        # The loop may have ended for another reason before.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(stop.set)
+
+    threading.Thread(target=read, name="input", daemon=True).start()
+
+
+# ── the log ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Formatter(logging.Formatter):
+    """Tracebacks without messages, which may quote a prompt or a key."""
+
+    def formatException(  # noqa: N802, the name is logging's
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
+    ) -> str:
+        return defects.trace(ei[1]) if ei[1] is not None else ""
+
+
+@contextlib.contextmanager
+def _logging_to(home: Path) -> Iterator[None]:
+    """INFO and worse to the log in the home; warnings to the terminal as well."""
+    to_file = RotatingFileHandler(
+        home / LOG_FILE, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8"
+    )
+    to_file.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    to_terminal = logging.StreamHandler()
+    to_terminal.setLevel(logging.WARNING)
+    to_terminal.setFormatter(_Formatter("meshinfer: %(message)s"))
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.INFO)
+    for handler in (to_file, to_terminal):
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        for handler in (to_file, to_terminal):
+            root.removeHandler(handler)
+            handler.close()
