@@ -85,3 +85,7 @@ class VersionError(WireError):
         )
         self.theirs = theirs
         self.ours = ours
+
+
+class DoorError(MeshinferError):
+    """Knocking at an agent's door came to nothing; says at which address and why."""

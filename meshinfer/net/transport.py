@@ -23,6 +23,7 @@ Receive = Callable[[Channel, PeerId, list[memoryview]], None]
 OnLink = Callable[[PeerId, Channel, bool], None]
 
 KEY_BYTES: Final = 32
+_NOBLOCK: Final = int(zmq.NOBLOCK)  # a plain number is a microsecond faster than the enumeration
 _MAX_SOCKETS: Final = 65_536  # a peer takes nine, monitors included; libzmq's own default is 1,023
 
 
@@ -140,12 +141,12 @@ class Transport:
     # ── receive ─────────────────────────────────────────────────────────────────────────────────────────────
     def _taker(self, channel: Channel, socket: Socket) -> Callable[[], None]:
         def take() -> None:
-            routing = socket.recv(zmq.NOBLOCK, copy=False)
+            routing = socket.recv(_NOBLOCK, copy=False)
             frames: list[memoryview] = []
             size = 0
             more = routing.more
             while more:
-                frame = socket.recv(zmq.NOBLOCK, copy=False)
+                frame = socket.recv(_NOBLOCK, copy=False)
                 more = frame.more
                 size += len(frame)
                 if len(frames) <= limits.MESSAGE_FRAMES:
