@@ -1,4 +1,4 @@
-"""Text that becomes the wrong tokens is answered wrongly, and text that becomes special ones obeys strangers."""
+"""Text that becomes the wrong tokens is answered wrongly, and as special tokens it obeys strangers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_file_that_asks_for_cutting_or_padding_does_not_change_a_prompt() -> N
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b"[1", b"\xff\xfe", json.dumps({"model": {"type": "Evil"}}).encode()]
+    "data", [b"", b"{}", b"[1", b"\xff\xfe", b'{"model": {"type": "Evil"}}']
 )
 def test_a_damaged_file_is_one_sentence(data: bytes) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
