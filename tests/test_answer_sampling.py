@@ -262,7 +262,7 @@ def fastest_us(call: Callable[[], object], repeats: int = 60) -> float:
 )
 def test_no_cut_sorts_the_vocabulary(params: SamplingParams) -> None:
     """Measured against this machine's own exponential of all logits (0.27 ms where it was written; the whole
-    pick took 0.2 to 0.5); a sort takes thirty of them. The fastest of many, so that a busy machine fails nobody.
+    pick took 0.2 to 0.5); a sort takes thirty of them. The fastest of many: a busy machine must fail nobody.
     """
     logits = random_logits(1, 128_256)
     positions = iter(range(1000))
