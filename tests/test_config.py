@@ -108,6 +108,7 @@ def test_each_key_has_its_variable(tmp_path: Path) -> None:
         "network.interfaces": "lo",
         "network.port": "5",
         "sharing.memory": "1 GiB",
+        "sharing.ask": "no",
         "engine.precision": "exact",
         "engine.device": "CPU",
         "engine.threads": "2",

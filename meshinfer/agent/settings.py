@@ -135,6 +135,18 @@ def _integer(value: object, low: int, high: int, allowed: str) -> int:
     return value
 
 
+def switch(value: object) -> bool:
+    """true or false; as text also yes, no, on, off, 1, 0."""
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word in ("true", "yes", "on", "1"):
+        return True
+    if word in ("false", "no", "off", "0"):
+        return False
+    raise ValueError(f"{_shown(value)} will not do; write true or false")
+
+
 def memory_bytes(value: object) -> int:
     """A number of bytes, or "2 GiB", "1.5 GB", "800 MiB": KB is 1000 bytes, KiB 1024 (IEC 80000-13)."""
     allowed = f'{_shown(value)} is not an amount of memory; write "2 GiB" or "800 MB"'

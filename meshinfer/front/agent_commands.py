@@ -32,6 +32,7 @@ _STOP_POLL_S: Final = 0.05
 @click.option("--threads", type=int, help="Threads for computing.")
 @click.option("--split", metavar="auto|always", help="always: over several PCs even where one has room.")
 @click.option("--model", metavar="NAME", help="The model to serve.")
+@click.option("--lend-only", is_flag=True, help="Nobody asks here: all memory goes to layers for others.")
 @click.option("--until-input-ends", is_flag=True, hidden=True, help="Stop when standard input ends.")
 def start(
     home: Path,
@@ -45,6 +46,7 @@ def start(
     threads: int | None,
     split: str | None,
     model: str | None,
+    lend_only: bool,
     until_input_ends: bool,
 ) -> None:
     """Run the agent here until Ctrl-C or `meshinfer stop`."""
@@ -56,6 +58,7 @@ def start(
         "network.peers": peers,
         "network.interfaces": interfaces,
         "sharing.memory": memory,
+        "sharing.ask": False if lend_only else None,
         "engine.precision": precision,
         "engine.device": device,
         "engine.threads": threads,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,15 +31,20 @@ class Stored:
     damage: str = ""
 
 
-def listing(store: Path) -> list[Stored]:
-    """All models under `store`, by name. A store that is not there yet is empty."""
+def listing(store: Path, opened: Mapping[ModelId, ModelFiles] | None = None) -> list[Stored]:
+    """All models under `store`, by name. A store that is not there yet is empty.
+
+    Those in `opened` are not opened again: two of them on one directory would not know what the other wrote.
+    """
+    known = opened or {}
     try:
         directories = [entry for entry in store.iterdir() if _ID.fullmatch(entry.name)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise disk_error(error, f"listing the models in {store}") from error
-    return sorted(map(_stored, directories), key=lambda stored: (stored.name, stored.model))
+    rows = [_stored(directory, known.get(ModelId(directory.name))) for directory in directories]
+    return sorted(rows, key=lambda stored: (stored.name, stored.model))
 
 
 def find(store: Path, wanted: str) -> ModelFiles:
@@ -90,10 +96,10 @@ def remove(store: Path, model: ModelId) -> None:
         ) from error
 
 
-def _stored(directory: Path) -> Stored:
+def _stored(directory: Path, opened: ModelFiles | None) -> Stored:
     model = ModelId(directory.name)
     try:
-        files = ModelFiles(directory)
+        files = opened or ModelFiles(directory)
         return Stored(model, files.name, files)
     except ModelError as error:
         return Stored(model, model[:12], None, str(error))

@@ -1,0 +1,159 @@
+"""The models on this PC's disk, and getting what is missing of them from peers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from meshinfer.agent.bulk import Bulk
+from meshinfer.errors import ModelError
+from meshinfer.limits import HOLDINGS, MANIFEST_BYTES
+from meshinfer.model import store
+from meshinfer.model.weights import ModelFiles
+from meshinfer.values import Holding, ModelFacts, ModelId, PeerId, Span
+
+STORE_DIRECTORY: Final = "models"
+
+PIECES_IN_FLIGHT: Final = 4
+"""Pieces fetched at once: one is on its way while another is hashed and written."""
+
+
+class Library:
+    """Opens each model once. Reading and writing files happens in threads, never in the loop."""
+
+    def __init__(self, home: Path, bulk: Bulk) -> None:
+        self._store = home / STORE_DIRECTORY
+        self._bulk = bulk
+        self._files: dict[ModelId, ModelFiles] = {}
+        self._damaged: dict[ModelId, str] = {}
+        self._in_use: Counter[ModelId] = Counter()
+
+    # ── what is here ────────────────────────────────────────────────────────────────────────────────────────
+    async def refresh(self) -> None:
+        """Looks at the disk again: a model may have been pulled or removed by another program."""
+        opened = {
+            model: files
+            for model, files in self._files.items()
+            if files.complete or self._in_use.get(model, 0)
+        }
+        listed = await asyncio.to_thread(store.listing, self._store, opened)
+        self._damaged = {stored.model: stored.damage for stored in listed if stored.files is None}
+        here = {stored.model for stored in listed if stored.files is not None}
+        for stored in listed:
+            if stored.files is not None and not self._in_use.get(stored.model, 0):
+                self._files[stored.model] = stored.files
+        for model in set(self._files) - here:
+            del self._files[model]
+
+    def files(self, model: ModelId) -> ModelFiles | None:
+        return self._files.get(model)
+
+    def facts(self) -> Iterable[ModelFacts]:
+        return [files.manifest.facts(files.name) for files in self._files.values()]
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What an advert says of the models here, complete ones first."""
+        holdings = [Holding(model, files.name, files.complete) for model, files in self._files.items()]
+        holdings.sort(key=lambda holding: (not holding.complete, holding.model))
+        return tuple(holdings[:HOLDINGS])
+
+    def wanted(self, name: str) -> ModelId | None:
+        """The complete model of that name or id, else the only complete one there is."""
+        complete = [files for files in self._files.values() if files.complete]
+        for files in complete:
+            if files.name == name or (len(name) >= 6 and files.model.startswith(name)):
+                return files.model
+        return complete[0].model if len(complete) == 1 else None
+
+    def as_json(self) -> list[dict[str, object]]:
+        rows: list[dict[str, object]] = []
+        for model, files in sorted(self._files.items(), key=lambda item: item[1].name):
+            config = files.manifest.config
+            rows.append(
+                {
+                    "model": model,
+                    "name": files.name,
+                    "size_bytes": files.manifest.weights_size,
+                    "layers": config.layers,
+                    "quantization": config.quantization,
+                    "context": config.context,
+                    "complete": files.complete,
+                }
+            )
+        rows += [{"model": model, "damage": damage} for model, damage in sorted(self._damaged.items())]
+        return rows
+
+    # ── getting what is not ─────────────────────────────────────────────────────────────────────────────────
+    async def fetch_manifest(self, model: ModelId, name: str, peers: Sequence[PeerId]) -> ModelFiles:
+        """A model's description from the first peer that has it. Raises ModelError."""
+        known = self._files.get(model)
+        if known is not None:
+            return known
+        data = await self._bulk.fetch(peers, model, bytes.fromhex(model), MANIFEST_BYTES)
+        files = await asyncio.to_thread(ModelFiles.create, self._store, data, name)
+        return self._files.setdefault(model, files)
+
+    async def fetch(
+        self,
+        files: ModelFiles,
+        span: Span | None,
+        asker: bool,
+        peers: Callable[[], Sequence[PeerId]],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Everything that running `span`, asking, or both needs and that is not here yet. Raises ModelError.
+
+        `peers` is asked anew for each part, so that one that comes later helps too. `progress` hears bytes done and
+        bytes in all.
+        """
+        self._in_use[files.model] += 1
+        try:
+            await self._fetch_files(files, asker, peers)
+            await self._fetch_pieces(files, span, asker, peers, progress)
+        finally:
+            self._in_use[files.model] -= 1
+
+    async def _fetch_files(
+        self, files: ModelFiles, asker: bool, peers: Callable[[], Sequence[PeerId]]
+    ) -> None:
+        for entry in files.missing_files(asker):
+            data = await self._bulk.fetch(peers(), files.model, entry.digest, entry.size)
+            await asyncio.to_thread(files.write_file, entry.name, data)
+
+    async def _fetch_pieces(
+        self,
+        files: ModelFiles,
+        span: Span | None,
+        asker: bool,
+        peers: Callable[[], Sequence[PeerId]],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        pieces = files.missing(span, asker) if span or asker else []
+        total = sum(piece.length for piece in pieces)
+        done = 0
+        slots = asyncio.Semaphore(PIECES_IN_FLIGHT)
+
+        async def one(index: int) -> None:
+            nonlocal done
+            piece = pieces[index]
+            async with slots:
+                data = await self._bulk.fetch(peers(), files.model, piece.digest, piece.length)
+                await asyncio.to_thread(files.write_piece, piece, data)
+            done += piece.length
+            progress(done, total)
+
+        if not pieces:
+            return
+        progress(0, total)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(pieces)):
+                    group.create_task(one(index))
+        except* ModelError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            # What did arrive is kept, whatever happened to the rest.
+            await asyncio.to_thread(files.flush)
