@@ -8,7 +8,7 @@ of theirs. The layout is fixed, every field at its place, so one certificate has
 takes no parser (big-endian, lengths in bytes):
 
     format 1 | mesh 32 | invitation key 32 | expires 8 | mesh signature 64
-             | peer key 32 | CURVE key 32 | issued at 8 | name length 1 | name
+             | peer key 32 | CURVE key 32 | issued at 8 | name length 2 | name
              | peer signature 64 | invitation signature 64
 
 Each signature covers a word for its purpose (`identity.signed_bytes`) and all that stands before it,
@@ -40,7 +40,7 @@ _MEMBER: Final = b"meshinfer member 1"
 _ADMISSION: Final = b"meshinfer admission 1"
 
 _INVITATION_FIELDS: Final = struct.Struct(">32s32sQ64s")
-_HEAD: Final = struct.Struct(f">B{_INVITATION_FIELDS.size}s32s32sQB")
+_HEAD: Final = struct.Struct(f">B{_INVITATION_FIELDS.size}s32s32sQH")
 LATEST: Final = 2**53
 """No time in seconds is beyond this; it fits a double exactly."""
 
