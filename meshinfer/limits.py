@@ -234,6 +234,9 @@ DOOR_HOSTS: Final = 1024
 DISCOVERED_NAMES: Final = 1024
 """Announcements remembered: far above any office. Those that are there stay; further ones are not taken."""
 
+ANNOUNCEMENT_TTL_S: Final = 600
+"""An agent that died without a goodbye is forgotten after this; each browser asks again every 8 minutes."""
+
 DISCOVERY_LOOKUPS: Final = 8
 DISCOVERY_LOOKUP_MS: Final = 3000
 """Announcements that came incomplete and are being asked after, and for how long."""

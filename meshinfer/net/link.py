@@ -10,7 +10,7 @@ from typing import Final
 import zmq
 
 from meshinfer import limits
-from meshinfer.net.sockets import Context, sending_socket
+from meshinfer.net.sockets import BOUNDS, Context, Frame, sending_socket
 from meshinfer.net.watch import Watch
 from meshinfer.values import Channel
 
@@ -24,7 +24,7 @@ _WATCHED: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 class Link:
     """Connects at once, and again whenever the connection breaks, until closed."""
 
-    __slots__ = ("_changed", "_monitor", "_socket", "_watch", "up")
+    __slots__ = ("_changed", "_frame_bytes", "_monitor", "_socket", "_watch", "up")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class Link:
         """`keys`: our secret, our public, the peer's public, raw; `changed` hears of up and down."""
         self.up = False
         self._changed = changed
+        self._frame_bytes = BOUNDS[channel].frame_bytes
         secret, public, peer_public = keys
         self._socket = sending_socket(context, channel, secret, public, peer_public)
         self._monitor = self._socket.get_monitor_socket(_WATCHED)
@@ -45,26 +46,34 @@ class Link:
         self._watch = Watch(loop, self._monitor, self._take_event)
         self._socket.connect(target)
 
-    def send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
-        """Whether the message was queued; all of it or nothing."""
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Whether the message was queued; all of it or nothing.
+
+        Raises:
+            ValueError: a frame is longer than the channel's bound: the peer would hang up on it.
+        """
+        sizes = [frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames]
+        if max(sizes) > self._frame_bytes:
+            raise ValueError(
+                f"a frame of {max(sizes)} bytes is too long for its channel ({self._frame_bytes})"
+            )
         try:
-            self._send(frames)
+            self._send(frames, sizes)
         except zmq.Again:
             # libzmq looks for freed room at most once a millisecond unless asked: it may have some after all.
-            if not int(self._socket.EVENTS) & zmq.POLLOUT:
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
                 return False
             try:
-                self._send(frames)
+                self._send(frames, sizes)
             except zmq.Again:
                 return False
         return True
 
-    def _send(self, frames: Sequence[bytes | bytearray | memoryview]) -> None:
+    def _send(self, frames: Sequence[Frame], sizes: Sequence[int]) -> None:
         last = len(frames) - 1
         for index, frame in enumerate(frames):
-            self._socket.send(
-                frame, _LAST if index == last else _MORE, copy=len(frame) < limits.NO_COPY_BYTES
-            )
+            flags = _LAST if index == last else _MORE
+            self._socket.send(frame, flags, copy=sizes[index] < limits.NO_COPY_BYTES)
 
     def _take_event(self) -> None:
         event, _ = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])

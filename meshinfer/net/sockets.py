@@ -13,6 +13,7 @@ from meshinfer.values import Channel
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
+Frame = bytes | bytearray | memoryview
 
 WILDCARD: Final = "*"
 """Bind to every address of this PC, those that come later included."""
