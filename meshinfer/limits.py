@@ -98,6 +98,28 @@ ANSWERS_WAITING: Final = 256
 ANSWER_TOKENS: Final = 4096
 """Tokens of one answer where the person set no bound of their own."""
 
+KV_BLOCK_TOKENS: Final = 32
+"""Owners give KV out in blocks of at most so many tokens (CPU 32, GPU 16): askers reserve whole ones."""
+
+PREFILL_STEPS: Final = 4
+"""Steps of prompts that one asker has on a route at once: enough to keep owners busy, few enough that a token of a
+running answer waits for little."""
+
+PREFILL_CHUNKS: Final = 2
+"""Of these, chunks of one prompt: the next is there when an owner is done with the one before."""
+
+STEP_RETRIES: Final = 8
+"""Replays of one answer without a new token between them. A lost owner costs one; more means that a route never
+keeps what it is given."""
+
+BUSY_PATIENCE_S: Final = 30.0
+"""An answer waits so long for owners that have no room or too much work, then it fails and says so."""
+
+RETRY_S: Final = 0.05
+RETRY_MAX_S: Final = 1.0
+"""The pause after an owner said that it is full or overloaded, doubled each time: under one step on a slow PC at
+first, and at last no more than two small messages a second."""
+
 STOP_STRINGS: Final = 16
 STOP_STRING_CHARS: Final = 256
 """Held-back text while a stop string may be beginning is no longer than this."""
