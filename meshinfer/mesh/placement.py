@@ -38,6 +38,9 @@ CONTEXTS_IN_POOL = 16
 """More KV room than 16 full contexts or 65,536 tokens serves nobody, and the memory is better left to the
 PC's user."""
 
+NAMED_PEERS = 8
+"""A sentence names so many peers, those with the most memory first, and counts the others."""
+
 POOL_STEP_TOKENS = 32
 """Pools are whole blocks of the engine's (FACTS: 32 tokens on CPU), rounded down, so that none exceeds its
 memory."""
@@ -87,27 +90,25 @@ class Shortfall:
     largest_layer_bytes: int
     available: tuple[tuple[PeerId, int], ...]
 
-    @property
-    def missing_bytes(self) -> int:
-        """What is lacking in all; not above 0 where memory would do in sum, but lies in pieces that are too
-        small."""
-        return self.needed_bytes - sum(free for _, free in self.available if free >= self.largest_layer_bytes)
-
     def sentence(self, names: Mapping[PeerId, str]) -> str:
         """For a person: needed, available by peer, and what would help."""
-        have = ", ".join(f"{names.get(peer, peer)} has {_mib(free)}" for peer, free in self.available)
-        needed = f"needs {_mib(self.needed_bytes, up=True)} for layers and KV; {have or 'no peer has any'}"
-        return f"{needed}; {self._remedy()}"
+        most = sorted(self.available, key=lambda have: (-have[1], have[0]))
+        have = [f"{names.get(peer, peer)} has {_mib(free)}" for peer, free in most[:NAMED_PEERS]]
+        if len(most) > NAMED_PEERS:
+            rest = sum(free for _, free in most[NAMED_PEERS:])
+            have.append(f"{len(most) - NAMED_PEERS} more have {_mib(rest)} in all")
+        needed = _mib(self.needed_bytes, up=True)
+        return f"needs {needed} for layers and KV; {', '.join(have) or 'no peer gives any'}; {self._remedy()}"
 
     def _remedy(self) -> str:
         largest = max((free for _, free in self.available), default=0)
         if largest < self.largest_layer_bytes:
-            return (
-                f"one layer alone takes {_mib(self.largest_layer_bytes, up=True)}: "
-                "give a PC more with a larger [sharing] memory"
-            )
-        more = max(1, -(-self.missing_bytes // largest))
-        return f"{more} more PC{'s' if more > 1 else ''} or a larger [sharing] memory would do"
+            layer = _mib(self.largest_layer_bytes, up=True)
+            return f"one layer alone takes {layer}, so a PC needs a larger [sharing] memory"
+        # Memory in pieces may be enough in sum and yet hold no plan: then one more PC is a first guess.
+        useful = sum(free for _, free in self.available if free >= self.largest_layer_bytes)
+        more = max(1, -(-(self.needed_bytes - useful) // largest))
+        return f"at least {more} more PC{'s' if more > 1 else ''} or a larger [sharing] memory is needed"
 
 
 def place(
@@ -130,6 +131,14 @@ def place(
         if links is not None and fewest <= len(links) <= limits.ROUTE_HOPS:
             return _plan(facts, [(usable[link.lane], link.span) for link in links], table)
     return table.shortfall(rooms)
+
+
+def memory_bytes(facts: ModelFacts, costs: Costs, assignment: Assignment, precision: Precision) -> int:
+    """What an assignment takes of its owner's memory: weights and the whole KV pool."""
+    span = assignment.span
+    weights = costs.weight_bytes(sum(facts.layer_bytes[span.first : span.last]))
+    each = sum(costs.kv_bytes(kv, precision, assignment.device) for kv in facts.kv[span.first : span.last])
+    return weights + assignment.pool_tokens * each
 
 
 class _Table:

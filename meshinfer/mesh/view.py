@@ -33,6 +33,9 @@ class View:
         self.own = own
         self._seen: dict[PeerId, _Seen] = {}
         self._farewells: dict[PeerId, _Farewell] = {}
+        # Heartbeats only move the true time of the next expiry later, so this one is kept until it has come:
+        # else each heartbeat of a thousand peers would look at all the others.
+        self._quiet_until: float | None = None
 
     def heard(self, advert: Advert, now: float) -> bool:
         """Take a verified advert; the newest (incarnation, version) wins. True when the view has changed.
@@ -45,6 +48,8 @@ class View:
         seen = self._seen.get(advert.peer)
         if seen is None or _age(seen.advert) < _age(advert):
             self._seen[advert.peer] = _Seen(advert, now)
+            if self._quiet_until is None:
+                self._quiet_until = now + limits.SILENCE_S
             return True
         if _age(seen.advert) == _age(advert):
             self._seen[advert.peer] = _Seen(seen.advert, now)
@@ -64,17 +69,20 @@ class View:
 
     def expire(self, now: float) -> tuple[PeerId, ...]:
         """Drop and return the peers that were silent for `limits.SILENCE_S`."""
+        if self._quiet_until is None or now < self._quiet_until:
+            return ()
         silent = tuple(peer for peer, seen in self._seen.items() if seen.heard_at + limits.SILENCE_S <= now)
         for peer in silent:
             del self._seen[peer]
         self._farewells = {peer: word for peer, word in self._farewells.items() if word.until > now}
+        heard = [seen.heard_at + limits.SILENCE_S for seen in self._seen.values()]
+        farewells = [word.until for word in self._farewells.values()]
+        self._quiet_until = min(heard + farewells, default=None)
         return silent
 
     def next_expiry(self) -> float | None:
-        """When the peer that has been silent longest is dropped, if it stays silent."""
-        if not self._seen:
-            return None
-        return min(seen.heard_at for seen in self._seen.values()) + limits.SILENCE_S
+        """Before this time nobody can become silent; None when nobody is here."""
+        return self._quiet_until
 
     def peers(self, now: float) -> tuple[Advert, ...]:
         """Adverts in order of peer id: this agent's own, and those heard within `limits.SILENCE_S`."""
