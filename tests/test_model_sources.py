@@ -26,7 +26,6 @@ from meshinfer.model.lock import exclusive
 from meshinfer.values import ModelId
 
 YARN = writer.RopeScalingType.YARN
-DEFAULT = {"name": "default", "template": "{{ c }}"}
 
 
 class Silent:
@@ -41,7 +40,8 @@ class Silent:
     [
         "", ".", "..", "/", "../../etc/passwd", "/dev/zero", "CON", "NUL", "aux.gguf", "C:\\models\\x",
         "a" * 300, "x/" * 2000, "nul\0byte", "~nobody-here/model", "modèle", "模型", "smollm3", "\x1b[31mred",
-        "hf:", "hf:one", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../../c", "hf:a/b\n", "hf:https://x/y", "hf:a/../b.gguf",
+        "hf:", "hf:one", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@../../c", "hf:a/b\n", "hf:https://x/y",
+        "hf:a/../b.gguf",
     ],
 )  # fmt: skip
 def test_a_name_of_nothing_is_refused_in_one_printable_sentence(

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import io
+import logging
 import os
+import re
 import shutil
 import sys
-import threading
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from meshinfer.errors import ModelError
 from meshinfer.limits import MIB
 from meshinfer.model import process, space
 from meshinfer.model.progress import Progress
 from meshinfer.model.sources import DOWNLOAD_PATTERNS, IR_FILE, Hub, Packaged
+from meshinfer.model.sparse import disk_error
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 _CHUNK: Final = MIB
-_POLL_S: Final = 0.2
+_PLAIN: Final = re.compile(r"[\w-][\w.-]{0,200}", re.ASCII)
+"""Names of files that are taken from a hub: none leads out of its directory, on any system."""
+
+_COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
 def packaged(source: Packaged, work: Path, progress: Progress) -> Path:
@@ -115,7 +125,16 @@ def _has_hash(path: Path, sha256: str) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == sha256
 
 
-def hub(source: Hub, work: Path, progress: Progress, wanted: Callable[[list[str]], None]) -> Path:
+@dataclass(frozen=True, slots=True)
+class _File:
+    """`sha256` is None for small files, of which the hub tells no such hash."""
+
+    name: str
+    size: int
+    sha256: str | None
+
+
+def hub(source: Hub, work: Path, progress: Progress, wanted: Callable[[Sequence[str]], None]) -> Path:
     """The directory with the files of `source`, complete. Half-fetched files are taken up where they ended.
 
     `wanted` is called with the names of the files before any is fetched, and may raise. Raises `ModelError`.
@@ -123,43 +142,103 @@ def hub(source: Hub, work: Path, progress: Progress, wanted: Callable[[list[str]
     target = work / "hub"
     endpoint = os.environ.get("HF_ENDPOINT") or None
     try:
-        commit, sizes = _listing(source, endpoint)
-        wanted(list(sizes))
-        total = sum(sizes.values())
-        # What was fetched, and the copy in the store.
+        commit, files = _listing(source, endpoint)
+        wanted([file.name for file in files])
+        total = sum(file.size for file in files)
+        # What is fetched, and the copy in the store.
         space.require(work, 2 * total - process.size_of(target), f"getting {source.repository}")
-        _snapshot(source, commit, list(sizes), target, endpoint, total, progress)
+        done = 0
+        for file in files:
+            _fetch(source, commit, file, target, endpoint, _told(progress, done, total))
+            done += file.size
+        progress.update("download", total, total)
     except ModelError:
         raise
-    except Exception as error:  # The hub's library raises its own, its HTTP client's and the system's errors.
+    except Exception as error:  # The hub's library raises its own errors, its HTTP client's and the system's.
         raise _hub_error(source, error) from error
     return target
 
 
-def _listing(source: Hub, endpoint: str | None) -> tuple[str, dict[str, int]]:
-    """The commit, and size by name of the files that are taken from it."""
+def _told(progress: Progress, before: int, total: int) -> Callable[[int], None]:
+    return lambda done: progress.update("download", before + done, total)
+
+
+def _listing(source: Hub, endpoint: str | None) -> tuple[str, list[_File]]:
+    """The commit, and the files that are taken from it. What a hub says is checked: it comes from outside."""
     from huggingface_hub import HfApi
 
     info = HfApi(endpoint=endpoint).model_info(
         source.repository, revision=source.revision, files_metadata=True
     )
-    files = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
+    entries = info.siblings or []
+    names = {entry.rfilename for entry in entries}
     patterns = [
-        pattern for pattern in DOWNLOAD_PATTERNS if IR_FILE not in files or pattern != "*.safetensors"
+        pattern for pattern in DOWNLOAD_PATTERNS if IR_FILE not in names or pattern != "*.safetensors"
     ]
-    sizes = {
-        name: size
-        for name, size in files.items()
-        if (name == source.file if source.file else "/" not in name and _matches(name, patterns))
-    }
-    weights = [name for name in sizes if not name.endswith((".json", ".jinja"))]
-    if not weights or info.sha is None:
-        raise ModelError(_nothing_there(source, sorted(files)))
-    return info.sha, sizes
+    files = [
+        _File(entry.rfilename, entry.size or 0, entry.lfs.sha256 if entry.lfs else None)
+        for entry in sorted(entries, key=lambda entry: entry.rfilename)
+        if (entry.rfilename == source.file if source.file else _matches(entry.rfilename, patterns))
+    ]
+    if all(file.name.endswith((".json", ".jinja")) for file in files):
+        raise ModelError(_nothing_there(source, sorted(names)))
+    if not _COMMIT.fullmatch(info.sha or ""):
+        raise ModelError(f"the hub names no commit of {source.repository}: pull it again")
+    return str(info.sha), files
+
+
+def _fetch(
+    source: Hub, commit: str, file: _File, target: Path, endpoint: str | None, tell: Callable[[int], None]
+) -> None:
+    """One file. It gets its name when its size and hash are right, and until then grows, over several tries.
+
+    The library's own `snapshot_download` begins each file anew in each process.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    path = target / file.name
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{commit[:12]}.partial")
+    disable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    with _Told(partial, tell) as growing:
+        http_get(
+            hf_hub_url(source.repository, file.name, revision=commit, endpoint=endpoint),
+            cast(BinaryIO, growing),
+            resume_size=growing.tell(),
+            headers=build_hf_headers(),
+            expected_size=file.size,
+        )
+    if file.sha256 is not None and not _has_hash(partial, file.sha256):
+        partial.unlink()
+        raise ModelError(f"{file.name} of {source.repository} arrived damaged (its hash differs): pull again")
+    partial.replace(path)
+
+
+class _Told(io.FileIO):
+    """A file that is appended to, and tells how long it is."""
+
+    def __init__(self, path: Path, tell: Callable[[int], None]) -> None:
+        super().__init__(path, "a")
+        self._report = tell
+
+    def write(self, data: Buffer) -> int:
+        view = memoryview(data)
+        written = 0
+        # Raw files may take less than they are given.
+        while written < len(view):
+            written += super().write(view[written:]) or 0
+        self._report(self.tell())
+        return written
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return bool(_PLAIN.fullmatch(name)) and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _nothing_there(source: Hub, files: list[str]) -> str:
@@ -172,41 +251,6 @@ def _nothing_there(source: Hub, files: list[str]) -> str:
     return (
         f"{source.repository} holds no model that can be read: neither {IR_FILE}, nor safetensors, nor GGUF"
     )
-
-
-def _snapshot(
-    source: Hub,
-    commit: str,
-    files: list[str],
-    target: Path,
-    endpoint: str | None,
-    total: int,
-    progress: Progress,
-) -> None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    disable_progress_bars()
-    failures: list[BaseException] = []
-
-    def download() -> None:
-        try:
-            snapshot_download(
-                source.repository, revision=commit, allow_patterns=files, local_dir=target, endpoint=endpoint
-            )
-        except BaseException as error:  # Carried over to the thread that waits.
-            failures.append(error)
-
-    # A thread of its own, so that progress is told and Ctrl-C is heard; as a daemon it cannot hold up an
-    # exit.
-    thread = threading.Thread(target=download, name="hub download", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_POLL_S)
-        progress.update("download", min(process.size_of(target), total), total)
-    if failures:
-        raise failures[0]
-    progress.update("download", total, total)
 
 
 def _hub_error(source: Hub, error: Exception) -> ModelError:
@@ -222,9 +266,11 @@ def _hub_error(source: Hub, error: Exception) -> ModelError:
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return ModelError(f"{source.repository} has no revision {source.revision}")
-    if isinstance(error, OSError) and error.errno is not None:
-        from meshinfer.model.sparse import disk_error
-
+    if (
+        isinstance(error, OSError)
+        and not isinstance(error, errors.HfHubHTTPError)
+        and error.errno is not None
+    ):
         return disk_error(error, f"fetching {source.repository}")
     reason = str(error).strip().splitlines()
     return ModelError(
