@@ -156,7 +156,7 @@ _TREES = st.recursive(
     _SCALARS,
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.integers(0, 9), inner, max_size=2),
 )
-_CODES = st.sampled_from([1, 2, 3, 16, 17, 18, 19, 32, 33, 34, 35, 48, 49, 50])
+_CODES = st.sampled_from([1, 2, 3, 16, 17, 18, 19, 20, 32, 33, 34, 35, 48, 49, 50])
 
 
 @given(st.sampled_from(CHANNELS), _CODES, st.lists(_TREES, max_size=10), st.none() | st.binary(max_size=40))

@@ -35,6 +35,7 @@ from meshinfer.wire.messages import (
     Free,
     Goodbye,
     HopTrace,
+    Introduction,
     Knock,
     Message,
     Missing,
@@ -117,6 +118,7 @@ MESSAGES = st.one_of(
     st.just(Goodbye()),
     st.builds(Ping, U63),
     st.builds(Pong, U63),
+    st.builds(Introduction, st.binary(max_size=CERTIFICATE_BYTES), ADDRESSES.map(tuple), PORT),
     steps(),
     results(),
     st.builds(

@@ -42,6 +42,7 @@ from meshinfer.wire.messages import (
     Free,
     Goodbye,
     HopTrace,
+    Introduction,
     Knock,
     Message,
     Missing,
@@ -100,6 +101,7 @@ SAMPLES: dict[str, tuple[Channel | None, Message]] = {
     "goodbye": (Channel.CONTROL, Goodbye()),
     "ping": (Channel.CONTROL, Ping(2**63 - 1)),
     "pong": (Channel.CONTROL, Pong(0)),
+    "introduction": (Channel.CONTROL, Introduction(b"certificate", ("10.0.0.7",), 7700)),
     "step": (
         Channel.DATA,
         Step(PLAN_ID, (ANN, BOB), 1, EVA, 9, _ENTRIES, _TRACE, np.arange(12, dtype="<f4").reshape(3, 4) / 8),

@@ -28,6 +28,7 @@ from meshinfer.wire import data as steps
 from meshinfer.wire.fields import (
     DIGEST_BYTES,
     SIGNATURE_BYTES,
+    U16,
     U63,
     addresses,
     announced,
@@ -51,6 +52,7 @@ from meshinfer.wire.messages import (
     Fetch,
     Free,
     Goodbye,
+    Introduction,
     Knock,
     Message,
     Missing,
@@ -216,6 +218,17 @@ def _parse_pong(header: Fields) -> Pong:
     return Pong(integer(record(header, "pong", 3)[2], "token"))
 
 
+def _pack_introduction(message: Introduction) -> tuple[Fields, None]:
+    return (message.certificate, announced(message.addresses), message.door), None
+
+
+def _parse_introduction(header: Fields) -> Introduction:
+    _, _, certificate, hosts, door = record(header, "introduction", 5)
+    return Introduction(
+        blob(certificate, "certificate", CERTIFICATE_BYTES), addresses(hosts), integer(door, "port", U16, 1)
+    )
+
+
 # ── bulk ────────────────────────────────────────────────────────────────────────────────────────────────
 def _pack_fetch(message: Fetch) -> tuple[Fields, None]:
     return (
@@ -269,6 +282,7 @@ _TYPES: Final = (
     _Type(Code.GOODBYE, Channel.CONTROL, Goodbye, _pack_goodbye, _parse_goodbye),
     _Type(Code.PING, Channel.CONTROL, Ping, _pack_token, _parse_ping),
     _Type(Code.PONG, Channel.CONTROL, Pong, _pack_token, _parse_pong),
+    _Type(Code.INTRODUCTION, Channel.CONTROL, Introduction, _pack_introduction, _parse_introduction),
     _Type(Code.STEP, Channel.DATA, Step, steps.pack_step, steps.parse_step, body=True),
     _Type(Code.RESULT, Channel.DATA, Result, steps.pack_result, steps.parse_result, body=True),
     _Type(Code.REFUSAL, Channel.DATA, Refusal, steps.pack_refusal, steps.parse_refusal),

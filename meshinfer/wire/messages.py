@@ -75,6 +75,15 @@ class Pong:
     token: int
 
 
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """A peer tells of another: its certificate, and where its door may be. So one address is enough for all."""
+
+    certificate: bytes
+    addresses: tuple[str, ...]
+    door: int
+
+
 # ── data ────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -190,7 +199,7 @@ class Missing:
 
 
 DoorMessage = Knock | Welcome | Refused
-ControlMessage = AdvertMessage | Goodbye | Ping | Pong
+ControlMessage = AdvertMessage | Goodbye | Ping | Pong | Introduction
 DataMessage = Step | Result | Refusal | Free
 BulkMessage = Fetch | Blob | Missing
 Message = DoorMessage | ControlMessage | DataMessage | BulkMessage
@@ -206,6 +215,7 @@ class Code(IntEnum):
     GOODBYE = 17
     PING = 18
     PONG = 19
+    INTRODUCTION = 20
     STEP = 32
     RESULT = 33
     REFUSAL = 34
