@@ -10,74 +10,15 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
+from small_agent import STATS, SmallAgent
 
-from meshinfer.answer.question import Done, Finish, Question, StageStats, Stats, Text
-from meshinfer.errors import BusyError, RouteError
+from meshinfer.answer.question import Done, Finish, Question, Text
+from meshinfer.errors import BusyError
 from meshinfer.front.http import LocalApi
 from meshinfer.limits import QUESTION_BYTES
-from meshinfer.values import PeerId, Span
-
-STATS = Stats(
-    prompt_tokens=5,
-    tokens=2,
-    ttft_s=0.1,
-    total_s=0.2,
-    tokens_per_s=20.0,
-    route=(StageStats(PeerId("ab" * 16), "office-1", Span(0, 15), "CPU", 2, 4.0, 0.1, 0.3),),
-)
-
-
-class SmallAgent:
-    """Just what the interface needs of an agent; answers with the words of the question."""
-
-    def __init__(self) -> None:
-        self.ready = True
-        self.error: Exception | None = None
-        self.fail_after: int | None = None
-        self.endless = False
-        self.running = 0
-        self.asked: list[Question] = []
-        self.closed = asyncio.Event()
-
-    def status(self) -> dict[str, Any]:
-        return {
-            "name": "büro",
-            "ready": self.ready,
-            "spans": [Span(0, 15)],
-            "reason": "layers 3-5 are missing",
-        }
-
-    def peers(self) -> list[dict[str, Any]]:
-        return []
-
-    def plan(self) -> dict[str, Any]:
-        return {"plan": None, "reason": "no model"}
-
-    def models(self) -> list[dict[str, Any]]:
-        return [{"name": "smollm2", "model": "c" * 64}]
-
-    async def ask(self, question: Question) -> AsyncIterator[Text | Done]:
-        self.asked.append(question)
-        self.running += 1
-        try:
-            if self.error is not None:
-                raise self.error
-            for number, word in enumerate(question.messages[-1].content.split()):
-                if number == self.fail_after:
-                    raise RouteError("layers 3-5 are missing")
-                yield Text(word + " ")
-            while self.endless:
-                await asyncio.sleep(0.01)
-                yield Text(".")
-            yield Done(Finish.STOP, STATS)
-        finally:
-            self.running -= 1
-            self.closed.set()
-
 
 Served = tuple[SmallAgent, LocalApi, aiohttp.ClientSession, asyncio.Event]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -41,7 +41,7 @@ class Client:
         with self._request("POST", path, body) as response:
             return _object(response)
 
-    def events(self, question: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    def events(self, question: Mapping[str, object]) -> Generator[dict[str, Any], None, None]:
         """{"text": …} …, then {"done": …}. To close the iterator is to end the answer."""
         with self._request("POST", "/api/ask", question) as response:
             while line := response.readline(LINE_BYTES):

@@ -22,50 +22,59 @@ STORE: Final = "models"
 @json_option
 def models(home: Path, as_json: bool) -> None:
     """List the models on this PC."""
-    from meshinfer.model import store
-
-    listed = [_facts(stored) for stored in store.listing(home / STORE)]
+    listed = _listed(home)
     if as_json:
         print_json({"models": listed})
         return
     if not listed:
         click.echo("there is no model here yet; get one with: meshinfer pull smollm2")
         return
-    rows = [
-        (
-            model["name"],
-            model["model"][:12],
-            render.amount(model["size"]),
-            model["layers"] if model["layers"] is not None else "-",
-            model["quantization"] or "-",
-            model["context"] if model["context"] is not None else "-",
-            "damaged" if model["damage"] else "whole" if model["complete"] else render.amount(model["held"]),
-        )
-        for model in listed
-    ]
-    click.echo(render.table(("name", "id", "size", "layers", "quantization", "context", "here"), rows))
+    headers = ("name", "id", "size", "layers", "quantization", "context", "here")
+    click.echo(render.table(headers, map(_cells, listed)))
     for model in listed:
-        if model["damage"]:
+        if model.get("damage"):
             click.echo(f"{model['model'][:12]}: {render.safe(model['damage'])}")
 
 
+def _listed(home: Path) -> list[dict[str, Any]]:
+    """From the agent if one runs: it has the files open, and may be fetching some just now."""
+    from meshinfer.front import client
+    from meshinfer.model import store
+
+    running = client.find(home)
+    if running is not None:
+        return list(running.get("/api/models")["models"])
+    return [_facts(stored) for stored in store.listing(home / STORE)]
+
+
+def _cells(model: dict[str, Any]) -> tuple[object, ...]:
+    whole = "damaged" if model.get("damage") else "whole" if model.get("complete") else "in part"
+    shown = (model.get(key) for key in ("layers", "quantization", "context"))
+    return (
+        model.get("name") or "-",
+        model["model"][:12],
+        render.amount(model.get("size_bytes")),
+        *("-" if value is None else value for value in shown),
+        whole,
+    )
+
+
 def _facts(stored: Stored) -> dict[str, Any]:
-    """What `models --json` tells of one model; sizes are bytes. A damaged one has its damage and no more."""
-    known: dict[str, Any] = {"name": stored.name, "model": stored.model, "damage": stored.damage or None}
+    """As the agent tells it; of a damaged one, its damage and no more."""
     if stored.files is None:
-        return known | dict.fromkeys(("size", "held", "layers", "quantization", "context")) | {"complete": False}
-    return known | _whole(stored.files)
+        return {"model": stored.model, "name": stored.name, "damage": stored.damage}
+    return _whole(stored.files)
 
 
 def _whole(files: ModelFiles) -> dict[str, Any]:
-    manifest = files.manifest
-    missing_bytes = sum(piece.length for piece in files.missing())
+    config = files.manifest.config
     return {
-        "size": manifest.weights_size,
-        "held": manifest.weights_size - missing_bytes,
-        "layers": len(manifest.layers),
-        "quantization": manifest.config.quantization,
-        "context": manifest.config.context,
+        "model": files.model,
+        "name": files.name,
+        "size_bytes": files.manifest.weights_size,
+        "layers": len(files.manifest.layers),
+        "quantization": config.quantization,
+        "context": config.context,
         "complete": files.complete,
     }
 
@@ -74,25 +83,31 @@ def _whole(files: ModelFiles) -> dict[str, Any]:
 @click.argument("name")
 @home_option
 @json_option
-def pull(name: str, home: Path, as_json: bool) -> None:
+@click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Store the weights in fewer bits.")
+def pull(name: str, home: Path, as_json: bool, quantize: str | None) -> None:
     """Get a model: smollm2, hf:OWNER/NAME, or a path to an OpenVINO, GGUF or Hugging Face model."""
-    files = pull_to(home, name, quiet=as_json)
-    facts = {"name": files.name, "model": files.model, "damage": None} | _whole(files)
+    files = pull_to(home, name, quantize, quiet=as_json)
+    facts = _whole(files)
     if as_json:
         print_json(facts)
         return
-    click.echo(f"{render.safe(files.name)} is here: {facts['layers']} layers, {render.amount(facts['size'])}")
+    click.echo(
+        f"{render.safe(files.name)} is here: {facts['layers']} layers, {render.amount(facts['size_bytes'])}"
+    )
 
 
-def pull_to(home: Path, name: str, *, quiet: bool = False) -> ModelFiles:
+def pull_to(home: Path, name: str, quantize: str | None = None, *, quiet: bool = False) -> ModelFiles:
     """Pulls with progress on standard error. Raises ModelError."""
     from meshinfer.agent.files import private_directory
     from meshinfer.front import progress
+    from meshinfer.model import store
     from meshinfer.model.pull import pull as pull_model
+    from meshinfer.model.quantization import Compression
 
     private_directory(home)
     with progress.shown(quiet=quiet) as shown:
-        return pull_model(name, home / STORE, shown)
+        model = pull_model(name, home / STORE, shown, Compression(quantize) if quantize else None)
+    return store.find(home / STORE, model)
 
 
 @click.command()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
 import threading
 from collections.abc import Iterator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Final
 
 import click
@@ -33,26 +32,24 @@ def serve(home: Path, config: Config, *, until_input_ends: bool = False) -> None
         remove_leftovers(home)
         from meshinfer.net import loop
 
-        loop.run(_serve(home, config, until_input_ends))
+        loop.run(lambda stop: _serve(home, config, stop, until_input_ends))
 
 
-async def _serve(home: Path, config: Config, until_input_ends: bool) -> None:
+async def _serve(home: Path, config: Config, stop: asyncio.Event, until_input_ends: bool) -> None:
     from meshinfer.agent.agent import Agent
     from meshinfer.front.http import LocalApi
 
-    stop = asyncio.Event()
     agent = Agent(home, config)
     api = LocalApi(agent, home, stop.set)
-    with _signals_set(stop):
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(agent.stop)
-            await agent.start()
-            stack.push_async_callback(api.stop)
-            await api.start()
-            if until_input_ends:
-                _watch_input(stop)
-            _greet(agent.status())
-            await _first(stop, agent.stopped)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(agent.stop)
+        await agent.start()
+        stack.push_async_callback(api.stop)
+        await api.start()
+        if until_input_ends:
+            _watch_input(stop)
+        _greet(agent.status())
+        await _first(stop, agent.stopped)
 
 
 def _greet(status: dict[str, object]) -> None:
@@ -74,27 +71,6 @@ async def _first(*events: asyncio.Event) -> None:
     finally:
         for wait in waits:
             wait.cancel()
-
-
-@contextlib.contextmanager
-def _signals_set(stop: asyncio.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM (on Windows Ctrl-Break) ask for an orderly end.
-
-    Plain `signal.signal` serves both systems: the loop of Windows takes no handlers. A loop that waits in
-    `select` is woken by the socket that asyncio has set with `signal.set_wakeup_fd`.
-    """
-    loop = asyncio.get_running_loop()
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(stop.set)
-
-    numbers = [signal.SIGINT, signal.SIGBREAK if sys.platform == "win32" else signal.SIGTERM]
-    before = {number: signal.signal(number, on_signal) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _watch_input(stop: asyncio.Event) -> None:
