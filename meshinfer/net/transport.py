@@ -13,12 +13,19 @@ from zmq.utils import z85
 
 from meshinfer import limits
 from meshinfer.net.link import Link
-from meshinfer.net.sockets import WILDCARD, Context, Socket, checked_address, endpoint, receiving_socket
+from meshinfer.net.sockets import (
+    WILDCARD,
+    Context,
+    Frame,
+    Socket,
+    checked_address,
+    endpoint,
+    receiving_socket,
+)
 from meshinfer.net.watch import Watch
 from meshinfer.net.zap import Zap
 from meshinfer.values import Channel, PeerId, Ports
 
-Frame = bytes | bytearray | memoryview
 Receive = Callable[[Channel, PeerId, list[memoryview]], None]
 OnLink = Callable[[PeerId, Channel, bool], None]
 
@@ -221,8 +228,11 @@ class Transport:
         False when `peer` is not connected, its link is down, or its queue is full: then nothing was sent.
         True promises no delivery: a link that breaks takes its queue with it.
 
-        Frames of `NO_COPY_BYTES` or more are not copied: their memory must not be changed afterwards, by
-        anyone.
+        Frames are contiguous memory. Those of `NO_COPY_BYTES` or more are not copied: nobody may change them
+        afterwards.
+
+        Raises:
+            ValueError: no frame, or one that is longer than the channel allows (`sockets.BOUNDS`).
         """
         link = self._links.get((peer, channel))
         if link is None or not link.send(frames):
