@@ -167,9 +167,9 @@ class Advert:
 
     `capacity_bytes` is what spans may use there: weights, KV and buffers, the asker's own part already taken off.
     `decode_us` is microseconds for one layer and one token as measured on `device`, 0 while unknown.
-    `wants` is the model that this peer would have the mesh serve. `holdings` lists every model whose manifest is
-    there, weights or not: without it a peer is given no span. `min_owners` is the fewest owners that this peer would
-    have a plan use (1: no split where one peer has room); it travels, because all must compute with the same.
+    `wants` is the model that this peer would have the mesh serve. `holdings` lists every model whose manifest
+    is there, weights or not: without it a peer is given no span. `min_owners` is the fewest owners that this
+    peer would have a plan use (1: no split where one peer has room); it travels, since all must compute alike.
     """
 
     peer: PeerId
