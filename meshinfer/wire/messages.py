@@ -77,7 +77,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """A peer tells of another: its certificate, and where its door may be. So one address is enough for all."""
+    """A peer tells of another: its certificate, and where its door may be. One address is enough for all."""
 
     certificate: bytes
     addresses: tuple[str, ...]
