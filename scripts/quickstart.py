@@ -101,7 +101,7 @@ def _check(text: str, plan: dict[str, Any]) -> None:
         raise QuickstartFailure("the answer should have come over at least two peers; see meshinfer plan")
 
 
-# ── commands, as a person would type them ───────────────────────────────────────────────────────────────────────
+# ── commands, as a person would type them ─────────────────────────────────────────────────────────
 
 
 def _command(arguments: Sequence[str], home: Path) -> list[str]:
@@ -188,12 +188,12 @@ def _ask_streaming(home: Path) -> dict[str, Any]:
     return {"text": b"".join(parts).decode("utf-8", "replace")}
 
 
-# ── the agents ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the agents ────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextlib.contextmanager
 def _agents(homes: Sequence[Path], memory: int, *, keep: bool) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Three running agents; stopped at the end of the block, however it ends, unless it ends well and `keep`."""
+    """Three running agents; stopped when the block ends, however it does, unless well and with `keep`."""
     agents: list[subprocess.Popen[bytes]] = []
     ended_well = False
     try:

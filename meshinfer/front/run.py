@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -76,9 +77,11 @@ async def _first(*events: asyncio.Event) -> None:
 def _watch_input(stop: asyncio.Event) -> None:
     """Whoever started this agent holds the other end of its input: it ends when they do, however they do."""
     loop = asyncio.get_running_loop()
+    descriptor = sys.stdin.fileno()
 
     def read() -> None:
-        while sys.stdin.buffer.read(4096):
+        # Not through `sys.stdin`: a thread that holds its lock when Python ends aborts the process.
+        while os.read(descriptor, 4096):
             pass
         # The loop may have ended for another reason before.
         with contextlib.suppress(RuntimeError):
