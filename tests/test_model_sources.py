@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshinfer.errors import ModelError
-from meshinfer.model import conversion, gguf, process, sources, space, store, textfiles
+from meshinfer.model import conversion, gguf, process, rope, sources, space, store, textfiles
 from meshinfer.model.lock import exclusive
 from meshinfer.values import ModelId
 
@@ -225,7 +225,7 @@ def test_a_tensor_type_that_can_be_converted_passes(kind: Kind, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("extra", "reason"),
     [
-        (lambda w: w.add_tensor("rope_freqs.weight", np.ones(8, np.float32)), "would leave out"),
+        (lambda w: w.add_tensor("blk.0.attn_sinks.weight", np.ones(8, np.float32)), "would leave out"),
         (
             lambda w: w.add_tensor("blk.0.ffn_gate_exps.weight", np.ones((2, 32), np.float16)),
             "would leave out",
@@ -249,6 +249,19 @@ def test_what_the_converter_would_leave_out_in_silence_is_refused(
     path = tiny_gguf.write(tmp_path / "x.gguf", extra=extra)
     with pytest.raises(ModelError, match=reason):
         gguf.check(gguf.read_header(path))
+
+
+@pytest.mark.parametrize("factors", [[], [1.0] * 7, [0.0] * 8, [-1.0] * 8, [float("nan")] * 8])
+def test_position_factors_that_make_no_sense_are_refused(factors: list[float], tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "x.gguf")
+    header = gguf.read_header(path)
+    data = np.array(factors, np.float32).tobytes()
+    end = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(data)
+    tensor = gguf.Tensor(rope.TENSOR, (len(factors),), "F32", end, len(data))
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight is damaged"):
+        rope.factors(gguf.Header(header.metadata, (*header.tensors, tensor)), path)
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from meshinfer.errors import ModelError
-from meshinfer.model import gguf, gguf_tokenizer, process, space
+from meshinfer.model import gguf, gguf_tokenizer, process, rope, space
 from meshinfer.model.progress import Progress
 from meshinfer.model.quantization import Compression
 from meshinfer.model.sources import IR_FILE, weights_of
@@ -44,6 +44,7 @@ def _convert_gguf(
     path: Path, header: gguf.Header, texts: TextFiles, target: Path, progress: Progress
 ) -> None:
     size = path.stat().st_size
+    factors = rope.factors(header, path)
     space.require(target.parent, 2 * size, f"converting {path.name}")
     partial = _emptied(target.with_suffix(".partial"))
     _share(path, partial / "model.gguf")
@@ -57,6 +58,8 @@ def _convert_gguf(
     if not (partial / IR_FILE).is_file() or not weights_of(partial / IR_FILE).is_file():
         raise ModelError(f"the conversion of {path.name} wrote no model: check the disk and pull again")
     _compare(texts, samples, result.get("ids"))
+    if factors is not None:
+        rope.scale(partial / IR_FILE, header, factors)
     (partial / "model.gguf").unlink()
     partial.replace(target)
     progress.update("convert", size, size)

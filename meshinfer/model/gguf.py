@@ -72,10 +72,9 @@ _DIMENSIONS: Final = 4
 _BLOCK_MATRICES: Final = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _BLOCK_VECTORS: Final = ("attn_norm", "ffn_norm")
 _BLOCK_OPTIONAL: Final = ("attn_q_norm", "attn_k_norm")
-# The converter looks up these and leaves out whatever else the file holds, so what is left out must be
-# refused.
+# The converter looks up these (and `rope` the last) and leaves out whatever else the file holds in silence.
 _KNOWN_TENSOR: Final = re.compile(
-    r"token_embd\.weight|output_norm\.weight|output\.(weight|bias)"
+    r"token_embd\.weight|output_norm\.weight|output\.(weight|bias)|rope_freqs\.weight"
     rf"|blk\.\d+\.({'|'.join(_BLOCK_MATRICES)})\.(weight|bias)"
     rf"|blk\.\d+\.({'|'.join(_BLOCK_VECTORS + _BLOCK_OPTIONAL)})\.weight"
 )
