@@ -62,6 +62,8 @@ class WaitingSteps(Generic[W]):
 
     def take(self) -> list[W]:
         """Remove and return the next batch; empty only when nothing waits."""
+        if self._length == 1:
+            return self.clear()
         eligible = [_eligible(queue) for queue in self._queues.values()]
         decode = _in_turn([steps for steps, _ in eligible], self._batch_rows)
         rows = sum(step.rows for step in decode)
