@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from mesh_simulator import COSTS, advert, model, peer_id
 
 from meshinfer.limits import MIB
+from meshinfer.mesh import search
 from meshinfer.mesh.placement import (
     HOP_US,
     MOST_POOL_TOKENS,
     UNMEASURED_DECODE_US,
     Candidate,
-    Costs,
     Shortfall,
     memory_bytes,
     place,
@@ -40,9 +40,9 @@ def spans(plan: Plan | Shortfall) -> list[tuple[int, str]]:
     return [(int(one.peer, 16), str(one.span)) for one in plan.assignments]
 
 
-def must_fit(plan: Plan, facts: ModelFacts, costs: Costs = COSTS) -> None:
+def must_fit(plan: Plan, facts: ModelFacts) -> None:
     for assignment, facts_then in zip(plan.assignments, plan.inputs, strict=True):
-        assert memory_bytes(facts, costs, assignment, facts_then.precision) <= facts_then.capacity_bytes
+        assert memory_bytes(facts, COSTS, assignment, facts_then.precision) <= facts_then.capacity_bytes
     assert flaw(plan, facts) is None
 
 
@@ -183,14 +183,15 @@ def test_nobody_has_memory() -> None:
 
 
 # ── exact, and the same everywhere ──────────────────────────────────────────────────────────────────────
-def least_cost(facts: ModelFacts, candidates: list[Candidate], costs: Costs, fewest: int) -> int | None:
+def fits(facts: ModelFacts, one: Candidate, first: int, last: int) -> bool:
+    kv = sum(COSTS.kv_bytes(shape, one.precision, one.device) for shape in facts.kv[first:last])
+    weights = COSTS.weight_bytes(sum(facts.layer_bytes[first:last]))
+    return weights + max(1, min(facts.context, 2048)) * kv <= one.capacity_bytes
+
+
+def least_cost(facts: ModelFacts, candidates: list[Candidate], fewest: int) -> int | None:
     """By trying everything; in units of µs × all bytes, so that nothing is rounded."""
     all_bytes, layers = sum(facts.layer_bytes), facts.layers
-    tokens = max(1, min(facts.context, 2048))
-
-    def fits(one: Candidate, first: int, last: int) -> bool:
-        kv = sum(costs.kv_bytes(shape, one.precision, one.device) for shape in facts.kv[first:last])
-        return costs.weight_bytes(sum(facts.layer_bytes[first:last])) + tokens * kv <= one.capacity_bytes
 
     @cache
     def best(at: int, used: int) -> int | None:
@@ -199,7 +200,7 @@ def least_cost(facts: ModelFacts, candidates: list[Candidate], costs: Costs, few
         found = None
         for i, one in enumerate(candidates):
             for last in range(at + 1, layers + 1):
-                if used >> i & 1 or not fits(one, at, last):
+                if used >> i & 1 or not fits(facts, one, at, last):
                     continue
                 rest = best(last, used | 1 << i)
                 if rest is not None:
@@ -242,9 +243,9 @@ def test_no_plan_is_better_than_the_one_found(
     facts, candidates = mesh
     plan = place(facts, candidates, COSTS, min_owners)
     fewest = min_owners
-    while fewest > 1 and least_cost(facts, candidates, COSTS, fewest) is None:
+    while fewest > 1 and least_cost(facts, candidates, fewest) is None:
         fewest -= 1
-    least = least_cost(facts, candidates, COSTS, fewest)
+    least = least_cost(facts, candidates, fewest)
     if isinstance(plan, Shortfall):
         assert least is None
         return
@@ -281,6 +282,30 @@ def test_two_hundred_peers_and_eighty_unequal_layers_in_under_a_second() -> None
         must_fit(plan, facts)
         random.shuffle(candidates)
         assert place(facts, candidates, COSTS) == plan
+
+
+def test_a_tight_fit_over_more_peers_than_are_searched_exactly_is_found() -> None:
+    found = 0
+    for seed in range(30):
+        random = Random(seed)
+        facts = replace(model(layers=30), layer_bytes=tuple(random.randint(20, 40) * MIB for _ in range(30)))
+        average = COSTS.weight_bytes(sum(facts.layer_bytes)) // MIB * 13 // 10 // 12
+        capacities = [random.randint(average // 10, 2 * average - average // 10) for _ in range(12)]
+        plan = place(facts, peers(*capacities), COSTS)
+        everything = [plan_lane(facts, one) for one in peers(*capacities)]
+        assert isinstance(plan, Plan) == search.coverable(everything), seed
+        found += isinstance(plan, Plan)
+    assert 0 < found < 30, "both kinds must be among them"
+
+
+def plan_lane(facts: ModelFacts, one: Candidate) -> search.Lane:
+    reach = []
+    for first in range(facts.layers + 1):
+        last = first
+        while last < facts.layers and fits(facts, one, first, last + 1):
+            last += 1
+        reach.append(last)
+    return search.Lane(1, tuple(reach))
 
 
 def test_ten_peers_all_different_are_searched_in_bounded_time() -> None:

@@ -152,6 +152,7 @@ class _Table:
         # A layer's time follows its bytes: decoding is bound by reading them.
         self.work = tuple(facts.layer_bytes) if self.weights[-1] else (1,) * facts.layers
         self.all_work = sum(self.work)
+        self._picked: tuple[int, ...] | None = None
         self._kv: dict[tuple[Precision, str], tuple[int, ...]] = {}
         self._reach: dict[tuple[Precision, str, int], tuple[int, ...]] = {}
 
@@ -191,6 +192,13 @@ class _Table:
 
     def _fits(self, candidate: Candidate, span: Span) -> bool:
         return self.bytes_of(candidate, span) <= candidate.capacity_bytes
+
+    def picked(self, lanes: Sequence[search.Lane]) -> tuple[int, ...]:
+        """A good choice of many lanes, whatever number of owners is asked for; found once."""
+        if self._picked is None:
+            rough = search.chosen_lanes(lanes, HOP_US * self.facts.layers)
+            self._picked = rough or search.packed_lanes(lanes, self.work)
+        return self._picked
 
     def shortfall(self, rooms: Sequence[_Room]) -> Shortfall:
         """Needs are counted as the thriftiest of the peers would have them."""
@@ -250,12 +258,12 @@ def _order(lanes: Sequence[search.Lane], table: _Table, fewest: int) -> tuple[in
         order = _searched(lanes, tuple(range(len(lanes))), table, fewest)
         if order is not None:
             return order
-    picked = search.chosen_lanes(lanes, HOP_US * table.facts.layers) or search.furthest_lanes(lanes)
+    picked = table.picked(lanes)
     if not picked:
         return None
     spare = sorted(set(range(len(lanes))) - set(picked), key=lambda i: (lanes[i].price, i))
     picked = (*picked, *spare[: max(0, fewest - len(picked))])
-    if len(picked) <= search.EXACT_LANES:
+    if len(picked) <= min(search.EXACT_LANES, len(lanes) - 1):
         return _searched(lanes, tuple(sorted(picked)), table, fewest) or picked
     return picked
 

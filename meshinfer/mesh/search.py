@@ -22,6 +22,10 @@ SEARCH_STEPS = 100_000
 """Partial chains that the exact search may look at, about 0.6 s; a count and not a time, so that all stop
 alike."""
 
+BEAM_LANES = 2520
+"""Lanes tried at each step of the search for a tight fit, over all the chains that it keeps. With ten lanes
+these are 252 chains, as many as there are sets of five: then it misses nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -99,14 +103,13 @@ class _Search:
     _by_price: list[int] = field(init=False)
     _twin: list[int] = field(init=False)  # the first lane that is equal to this one
     _bounds: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
+    _frees: dict[int, tuple[list[tuple[int, int]], list[int]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._least = _least_start(self.lanes)
-        self._most = [
-            max(self.done[b] - self.done[a] for a, b in enumerate(lane.reach)) for lane in self.lanes
-        ]
+        self._most = [_most_work(lane, self.done) for lane in self.lanes]
         self._by_price = sorted(range(len(self.lanes)), key=lambda i: (self.lanes[i].price, i))
-        self._twin = [list(self.lanes).index(lane) for lane in self.lanes]
+        self._twin = _twins(self.lanes)
 
     def run(self) -> Chain | None:
         layers, steps = self.lanes[0].layers, 0
@@ -140,19 +143,30 @@ class _Search:
         return known
 
     def _pour(self, at: int, used: int) -> int:
-        free = [i for i in self._by_price if not used >> i & 1]
-        left, cost = self.done[-1] - self.done[at], 0
-        for i in free:
-            poured = min(left, self._most[i])
-            cost += poured * self.lanes[i].price
-            left -= poured
-        left, hops = self.done[-1] - self.done[at], 0
-        for room in sorted((self._most[i] for i in free), reverse=True):
+        free, roomiest = self._free_lanes(used)
+        whole = self.done[-1] - self.done[at]
+        left, cost = whole, 0
+        for room, price in free:
+            if left <= room:
+                cost += left * price
+                break
+            cost += room * price
+            left -= room
+        left, hops = whole, 0
+        for room in roomiest:
             if left <= 0:
                 break
             left -= room
             hops += 1
         return cost + self.hop * max(hops, self.fewest - used.bit_count())
+
+    def _free_lanes(self, used: int) -> tuple[list[tuple[int, int]], list[int]]:
+        """Lanes that are not used: (most work, price) by price, and the most work of each, greatest first."""
+        known = self._frees.get(used)
+        if known is None:
+            free = [(self._most[i], self.lanes[i].price) for i in self._by_price if not used >> i & 1]
+            known = self._frees[used] = (free, sorted((room for room, _ in free), reverse=True))
+        return known
 
     def _next(self, at: int, used: int) -> list[tuple[int, int, int]]:
         """Ways to go on: (layers done then, lanes used then, cost). Of equal lanes the first free one stands
@@ -216,19 +230,42 @@ def _room_anywhere(lane: Lane) -> int:
     )
 
 
-def furthest_lanes(lanes: Sequence[Lane]) -> tuple[int, ...]:
-    """Lanes for all layers, each time the one that reaches furthest; empty where that way does not get to the
-    end."""
-    layers, at = lanes[0].layers, 0
-    free, order = set(range(len(lanes))), []
-    while at < layers:
-        i = max(sorted(free), key=lambda lane: lanes[lane].reach[at], default=None)
-        if i is None or lanes[i].reach[at] == at:
-            return ()
-        order.append(i)
-        free.discard(i)
-        at = lanes[i].reach[at]
-    return tuple(order)
+def packed_lanes(lanes: Sequence[Lane], work: Sequence[int]) -> tuple[int, ...]:
+    """Lanes that hold all layers though it is tight, in order of layers; empty where none were found.
+
+    A beam search: chains grow by one full lane at a time, and those go on whose lanes were filled best. Its
+    width falls with the number of lanes, so that a step takes the same time (a few ms) for many.
+    """
+    layers, done, twin = lanes[0].layers, tuple(accumulate(work, initial=0)), _twins(lanes)
+    most = [_most_work(lane, done) for lane in lanes]
+    beam: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())] if sum(most) >= done[-1] else []
+    while beam:
+        ways: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        for waste, at, order in beam:
+            tried = set()
+            for i, lane in enumerate(lanes):
+                last = lane.reach[at]
+                if last == at or i in order or twin[i] in tried:
+                    continue
+                tried.add(twin[i])
+                if last == layers:
+                    return (*order, i)
+                way = (waste + most[i] - (done[last] - done[at]), last, (*order, i))
+                used = sum(1 << one for one in way[2])
+                ways[used] = min(way, ways.get(used, way))
+        beam = sorted(ways.values())[: max(8, BEAM_LANES // len(lanes))]
+    return ()
+
+
+def _most_work(lane: Lane, done: Sequence[int]) -> int:
+    """The most work that a lane can hold anywhere."""
+    return max(done[last] - done[first] for first, last in enumerate(lane.reach))
+
+
+def _twins(lanes: Sequence[Lane]) -> list[int]:
+    """For each lane the first one that is equal to it."""
+    first: dict[Lane, int] = {}
+    return [first.setdefault(lane, i) for i, lane in enumerate(lanes)]
 
 
 def cut(
