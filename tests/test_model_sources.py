@@ -261,7 +261,7 @@ def test_position_factors_that_make_no_sense_are_refused(factors: list[float], t
         file.write(data)
     tensor = gguf.Tensor(rope.TENSOR, (len(factors),), "F32", end, len(data))
     with pytest.raises(ModelError, match=r"rope_freqs\.weight is damaged"):
-        rope.factors(gguf.Header(header.metadata, (*header.tensors, tensor)), path)
+        rope.frequencies(gguf.Header(header.metadata, (*header.tensors, tensor)), path)
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def _convert_gguf(
     path: Path, header: gguf.Header, texts: TextFiles, target: Path, progress: Progress
 ) -> None:
     size = path.stat().st_size
-    factors = rope.factors(header, path)
+    frequencies = rope.frequencies(header, path)
     space.require(target.parent, 2 * size, f"converting {path.name}")
     partial = _emptied(target.with_suffix(".partial"))
     _share(path, partial / "model.gguf")
@@ -54,12 +54,11 @@ def _convert_gguf(
         progress.update("convert", min(_size(partial / "openvino_model.bin"), size), size)
 
     watch()
-    result = process.task(["gguf"], partial, json.dumps(samples), watch)
+    request = {"texts": samples, "unscaled": frequencies.unscaled, "wanted": frequencies.wanted}
+    result = process.task(["gguf"], partial, json.dumps(request), watch)
     if not (partial / IR_FILE).is_file() or not weights_of(partial / IR_FILE).is_file():
         raise ModelError(f"the conversion of {path.name} wrote no model: check the disk and pull again")
     _compare(texts, samples, result.get("ids"))
-    if factors is not None:
-        rope.scale(partial / IR_FILE, header, factors)
     (partial / "model.gguf").unlink()
     partial.replace(target)
     progress.update("convert", size, size)

@@ -9,6 +9,7 @@ error and exit code 1.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 
@@ -16,14 +17,55 @@ FAILURE = "meshinfer-convert: "
 
 
 def convert_gguf() -> dict[str, object]:
-    """`model.gguf` → `openvino_model.xml/.bin`; encodes the texts in a JSON list on standard input."""
+    """`model.gguf` → `openvino_model.xml/.bin`, with the `wanted` frequencies of positions; encodes `texts`.
+
+    Both stand in a JSON object on standard input, with the `unscaled` frequencies that the converter knows.
+    """
     import openvino_genai
 
-    texts = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     pipeline = openvino_genai.LLMPipeline("model.gguf", "CPU", enable_save_ov_model=True)
     tokenizer = pipeline.get_tokenizer()
-    ids = [tokenizer.encode(text, add_special_tokens=False).input_ids.data.ravel().tolist() for text in texts]
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in request["texts"]]
+    ids = [tokens.input_ids.data.ravel().tolist() for tokens in encoded]
+    del pipeline, tokenizer, encoded  # Their files must be closed to be replaced, on Windows.
+    set_frequencies(request["unscaled"], request["wanted"])
     return {"ids": ids}
+
+
+def set_frequencies(unscaled: list[float], wanted: list[float]) -> None:
+    """Puts `wanted`, as f32, in the place of the one constant that is `unscaled`, which may be f16."""
+    import numpy
+    import openvino
+
+    core = openvino.Core()
+    core.set_property({"ENABLE_MMAP": False})
+    model = core.read_model("openvino_model.xml")
+    constants = [
+        node
+        for node in model.get_ops()
+        if node.get_type_name() == "Constant"
+        and list(node.shape) == [1, len(unscaled), 1]
+        and numpy.allclose(node.data.ravel().astype(numpy.float64), unscaled, rtol=1e-3, atol=1e-6)
+    ]
+    if len(constants) != 1:
+        raise ValueError(f"the model has {len(constants)} tables of positions where one is expected")
+    found = constants[0]
+    values = numpy.array(wanted, numpy.float32).reshape(found.shape)
+    if found.get_element_type() == openvino.Type.f32 and numpy.allclose(
+        found.data, values, rtol=1e-6, atol=0
+    ):
+        return
+    old = found.output(0)
+    readers = [reader.get_node() for reader in old.get_target_inputs()]
+    if len(readers) == 1 and readers[0].get_type_name() == "Convert":
+        old = readers[0].output(0)
+    fresh = openvino.opset13.constant(values, dtype=numpy.float32)
+    for reader in old.get_target_inputs():
+        reader.replace_source_output(fresh.output(0))
+    openvino.save_model(model, "exact.xml", compress_to_fp16=False)
+    for suffix in (".bin", ".xml"):
+        os.replace(f"exact{suffix}", f"openvino_model{suffix}")  # noqa: PTH105
 
 
 def convert_checkpoint(source: str) -> dict[str, object]:
