@@ -178,8 +178,9 @@ class Ownership:
         if advert.capacity_bytes != self.view.own.capacity_bytes:
             # Somebody made room, or took it: what failed before deserves another try.
             self._backoffs = {model: replace(old, until=now) for model, old in self._backoffs.items()}
+        before = replace(self.view.own, version=advert.version)
         self.view.set_own(advert)
-        return True
+        return self.view.own != before
 
     def _load_done(self, plan: PlanId) -> bool:
         standing = self._standing_for(plan)
