@@ -296,4 +296,5 @@ class Route:
                 assert (answer.text, answer.finish) == (text, finish)
             else:
                 assert answer.over
+                assert "memory" not in str(answer.error), "replays did not bring back what was lost"
                 assert text.startswith(answer.text)

@@ -69,7 +69,7 @@ def disturbed(seed: int) -> Route:
 
 @pytest.mark.parametrize("first", range(0, 400, 50))
 def test_every_token_is_right_whatever_goes_wrong(first: int) -> None:
-    """Lost KV, full and overloaded owners, failed and lost steps, cancelled answers, in any order of events."""
+    """Lost KV, full and overloaded owners, failed and lost steps, cancelled answers, in any order."""
     for seed in range(first, first + 50):
         route = disturbed(seed)
         try:
