@@ -77,6 +77,7 @@ ADVERTS = st.builds(
     holdings=st.lists(st.builds(Holding, MODELS, NAMES, st.booleans()), max_size=4).map(tuple),
     wants=st.none() | MODELS,
     standing=st.none() | STANDINGS,
+    min_owners=st.integers(1, 64),
 )
 
 
@@ -133,10 +134,11 @@ def test_every_cut_byte_change_and_trailing_byte_is_refused_or_canonical() -> No
 def test_a_longer_spelling_of_the_same_advert_is_refused() -> None:
     """Otherwise one advert had many byte strings, and one signature each."""
     data = encode_advert(ADVERT)
-    assert data[:2] == b"\x9f\x01"
-    for spelling in (b"\xdc\x00\x0f\x01", b"\x9f\xcc\x01", b"\x9f\xd3\0\0\0\0\0\0\0\x01"):
+    assert data[:4] == b"\xdc\x00\x10\x01"
+    longer = (b"\xdd\0\0\0\x10\x01", b"\xdc\x00\x10\xcc\x01", b"\xdc\x00\x10\xd3\0\0\0\0\0\0\0\x01")
+    for spelling in longer:
         with pytest.raises(WireError) as caught:
-            decode_advert(spelling + data[2:])
+            decode_advert(spelling + data[4:])
         assert caught.value.kind == "canonical"
 
 

@@ -87,6 +87,7 @@ ADVERT = Advert(
     holdings=(Holding(MODEL, "smollm2", True),),
     wants=MODEL,
     standing=Standing(PLAN, Readiness.LOADING, "fetching layers 0-16"),
+    min_owners=2,
 )
 BARE_ADVERT = dataclasses.replace(ADVERT, addresses=(), holdings=(), wants=None, standing=None)
 

@@ -87,6 +87,7 @@ class Question:
     stop: tuple[str, ...] = ()
     model: str | None = None
     plain: bool = False
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         """Raises `PromptError` for an empty prompt, `ParameterError` for anything else that is wrong."""
@@ -100,6 +101,8 @@ class Question:
             _text("model", self.model)
         if not isinstance(self.plain, bool):
             raise ParameterError("plain", "must be true or false")
+        if not isinstance(self.ignore_eos, bool):
+            raise ParameterError("ignore_eos", "must be true or false")
         if self.plain and len(self.messages) != 1:
             raise ParameterError("plain", "takes exactly one message: a conversation needs the chat template")
 

@@ -102,6 +102,8 @@ class Ownership:
         self.view = View(replace(own, standing=None))
         self.plan: Plan | None = None
         """The plan that is used or awaited."""
+        self.model: ModelId | None = None
+        """The model that the mesh serves, or is about to; None while nobody who is here has one."""
         self.usable = False
         self.reason = "the agent has just started"
         """Why no question can be asked, while not `usable`."""
@@ -212,7 +214,7 @@ class Ownership:
         self._drop_what_cannot_stay(now, effects)
         picture = Picture(self.view.peers(now))
         kept = picture.kept(self._is_sound)
-        model = picture.chosen_model() if kept is None else kept.model
+        model = self.model = picture.chosen_model() if kept is None else kept.model
         self._ask_for_manifest(picture, model, now, effects)
         goal = self._goal(picture, kept, model, now)
         if goal is not None:

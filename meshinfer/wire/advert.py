@@ -116,6 +116,7 @@ def _advert_fields(advert: Advert) -> tuple[object, ...]:
         ),
         None if advert.wants is None else bytes.fromhex(advert.wants),
         None if advert.standing is None else _standing_fields(advert.standing),
+        advert.min_owners,
     )
 
 
@@ -164,7 +165,8 @@ def _parse_advert(data: bytes | memoryview) -> Advert:
         held,
         wants,
         standing,
-    ) = record(header, "advert", 15)
+        fewest,
+    ) = record(header, "advert", 16)
     integer(version, "version", PROTOCOL_VERSION, PROTOCOL_VERSION)
     return Advert(
         peer=_peer(peer),
@@ -181,6 +183,7 @@ def _parse_advert(data: bytes | memoryview) -> Advert:
         holdings=tuple(_holding(one) for one in array(held, "holdings", HOLDINGS)),
         wants=None if wants is None else _model(wants),
         standing=None if standing is None else _standing(standing),
+        min_owners=integer(fewest, "fewest owners", ROUTE_HOPS, 1),
     )
 
 
