@@ -47,7 +47,8 @@ COSTS = Costs(
     kv_bytes=lambda kv, precision, device: (
         kv.heads * (kv.key + kv.value) * (4 if precision is Precision.EXACT else 2)
     ),
-    weight_bytes=lambda weights: weights + weights // 8,
+    layer_bytes=lambda weights: weights + weights // 8,
+    span_bytes=lambda hidden: 1024 * hidden,
 )
 
 

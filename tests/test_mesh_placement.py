@@ -46,6 +46,11 @@ def must_fit(plan: Plan, facts: ModelFacts) -> None:
     assert flaw(plan, facts) is None
 
 
+def _weights_bytes(facts: ModelFacts, first: int, last: int) -> int:
+    """What layers take, loaded, without their KV."""
+    return COSTS.span_bytes(facts.hidden) + sum(map(COSTS.layer_bytes, facts.layer_bytes[first:last]))
+
+
 # ── one peer or several ─────────────────────────────────────────────────────────────────────────────────
 def test_the_fastest_peer_that_can_holds_the_whole_model() -> None:
     assert spans(place(model(), peers(80, 80, 80, decode_us=(300, 100, 200)), COSTS)) == [(1, "0-5")]
@@ -134,7 +139,7 @@ def pool(facts: ModelFacts, capacity_mib: int) -> int:
 
 def test_what_memory_is_left_becomes_kv_room_up_to_a_bound() -> None:
     rich = replace(model(), kv=(KvShape(64, 64, 64),) * 6)  # 96 KiB a token
-    spare = 100 * MIB - COSTS.weight_bytes(60 * MIB)
+    spare = 100 * MIB - _weights_bytes(rich, 0, rich.layers)
     assert pool(rich, 100) == spare // (96 * 1024) // 32 * 32
     assert pool(model(), 4000) == 16 * 256
     assert pool(replace(model(), context=8192), 9000) == MOST_POOL_TOKENS
@@ -185,7 +190,7 @@ def test_nobody_has_memory() -> None:
 # ── exact, and the same everywhere ──────────────────────────────────────────────────────────────────────
 def fits(facts: ModelFacts, one: Candidate, first: int, last: int) -> bool:
     kv = sum(COSTS.kv_bytes(shape, one.precision, one.device) for shape in facts.kv[first:last])
-    weights = COSTS.weight_bytes(sum(facts.layer_bytes[first:last]))
+    weights = _weights_bytes(facts, first, last)
     return weights + max(1, min(facts.context, 2048)) * kv <= one.capacity_bytes
 
 
@@ -289,7 +294,7 @@ def test_a_tight_fit_over_more_peers_than_are_searched_exactly_is_found() -> Non
     for seed in range(30):
         random = Random(seed)
         facts = replace(model(layers=30), layer_bytes=tuple(random.randint(20, 40) * MIB for _ in range(30)))
-        average = COSTS.weight_bytes(sum(facts.layer_bytes)) // MIB * 13 // 10 // 12
+        average = _weights_bytes(facts, 0, facts.layers) // MIB * 13 // 10 // 12
         capacities = [random.randint(average // 10, 2 * average - average // 10) for _ in range(12)]
         plan = place(facts, peers(*capacities), COSTS)
         everything = [plan_lane(facts, one) for one in peers(*capacities)]

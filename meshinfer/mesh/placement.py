@@ -48,14 +48,15 @@ memory."""
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What memory a device needs; the engine knows, and agents of one program version agree.
+    """What memory a device needs, in bytes; the engine knows, and agents of one program version agree.
 
-    `kv_bytes`: one layer, one token. `weight_bytes`: what weights of so many bytes on disk take when loaded;
-    must not fall when its argument grows.
+    `kv_bytes`: one layer, one token. `layer_bytes`: one layer with weights of so many bytes on disk, loaded.
+    `span_bytes`: what a span of a model of this width takes besides, however many layers it has.
     """
 
     kv_bytes: Callable[[KvShape, Precision, str], int]
-    weight_bytes: Callable[[int], int]
+    layer_bytes: Callable[[int], int]
+    span_bytes: Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -136,9 +137,9 @@ def place(
 def memory_bytes(facts: ModelFacts, costs: Costs, assignment: Assignment, precision: Precision) -> int:
     """What an assignment takes of its owner's memory: weights and the whole KV pool."""
     span = assignment.span
-    weights = costs.weight_bytes(sum(facts.layer_bytes[span.first : span.last]))
+    weights = sum(map(costs.layer_bytes, facts.layer_bytes[span.first : span.last]))
     each = sum(costs.kv_bytes(kv, precision, assignment.device) for kv in facts.kv[span.first : span.last])
-    return weights + assignment.pool_tokens * each
+    return costs.span_bytes(facts.hidden) + weights + assignment.pool_tokens * each
 
 
 class _Table:
@@ -148,9 +149,10 @@ class _Table:
         self.facts = facts
         self.costs = costs
         self.least_tokens = max(1, min(facts.context, LEAST_POOL_TOKENS))
-        self.weights = tuple(accumulate(facts.layer_bytes, initial=0))
+        self.fixed = costs.span_bytes(facts.hidden)
+        self.weights = tuple(accumulate(map(costs.layer_bytes, facts.layer_bytes), initial=0))
         # A layer's time follows its bytes: decoding is bound by reading them.
-        self.work = tuple(facts.layer_bytes) if self.weights[-1] else (1,) * facts.layers
+        self.work = tuple(facts.layer_bytes) if any(facts.layer_bytes) else (1,) * facts.layers
         self.all_work = sum(self.work)
         self._picked: tuple[int, ...] | None = None
         self._kv: dict[tuple[Precision, str], tuple[int, ...]] = {}
@@ -170,8 +172,8 @@ class _Table:
 
     def bytes_of(self, candidate: Candidate, span: Span) -> int:
         """What a span takes there with the least KV."""
-        weights = self.costs.weight_bytes(self.weights[span.last] - self.weights[span.first])
-        return weights + self.least_tokens * self.kv_of(candidate, span)
+        weights = self.weights[span.last] - self.weights[span.first]
+        return self.fixed + weights + self.least_tokens * self.kv_of(candidate, span)
 
     def reach(self, candidate: Candidate) -> tuple[int, ...]:
         """See `search.Lane.reach`. Many peers are alike, so equal ones share it."""
