@@ -36,7 +36,10 @@ class SmallAgent:
         return {
             "name": "büro",
             "ready": self.ready,
-            "spans": [Span(0, 15)],
+            "spans": [{"first": 0, "last": 15}],
+            "model": {"id": "c" * 64, "name": "smollm2", "layers": 30},
+            "door": 29470,
+            "addresses": ["10.0.0.5", "fd00::5"],
             "reason": "layers 3-5 are missing",
         }
 

@@ -22,6 +22,7 @@ from meshinfer.agent.files import HomeLock
 from meshinfer.errors import RouteError
 from meshinfer.front import cli, client, defects, render
 from meshinfer.front.http import LocalApi
+from meshinfer.trust.token import read_token
 
 TREE = Path(meshinfer.__file__).parent.parent
 HEAVY = (
@@ -309,7 +310,7 @@ def test_ctrl_c_ends_the_answer(running: Running) -> None:
 
 
 def test_status_for_people_and_programs(running: Running) -> None:
-    assert json.loads(run(running.home, "status", "--json").stdout)["spans"] == [[0, 15]]
+    assert json.loads(run(running.home, "status", "--json").stdout)["spans"] == [{"first": 0, "last": 15}]
     shown = run(running.home, "status").stdout
     assert "büro" in shown
     assert "0-14" in shown
@@ -371,8 +372,11 @@ def test_a_mesh_is_not_left_by_accident(tmp_path: Path) -> None:
     assert (second / "mesh.key").exists()
 
 
-def test_a_running_agent_is_told_to_restart(running: Running) -> None:
+def test_a_running_agent_is_told_to_restart_and_named_in_tokens(running: Running) -> None:
     assert json.loads(run(running.home, "mesh", "create", "--json").stdout)["restart"] is True
+    done = run(running.home, "mesh", "token", "--address", "door.example:7000")
+    doors = ("door.example:7000", "10.0.0.5:29470", "[fd00::5]:29470")
+    assert read_token(done.stdout).addresses == doors
 
 
 @pytest.mark.skipif(os.name != "posix", reason="mode bits are POSIX's")

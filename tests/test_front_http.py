@@ -53,7 +53,7 @@ async def test_an_answer_streams_and_ends_with_its_figures(tmp_path: Path) -> No
     assert "".join(event["text"] for event in events[:-1]) == "Guten Tag 🐈 "
     done = events[-1]["done"]
     assert done["finish"] == "stop"
-    assert done["stats"]["route"][0]["span"] == [0, 15]
+    assert done["stats"]["route"][0]["span"] == {"first": 0, "last": 15}
 
 
 async def test_the_note_is_private_and_goes_with_the_agent(tmp_path: Path) -> None:

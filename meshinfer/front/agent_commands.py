@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -117,22 +118,26 @@ def status(home: Path, as_json: bool) -> None:
     if as_json:
         print_json(value)
         return
-    labels = {
-        "name": "name",
-        "peer": "peer",
-        "mesh": "mesh",
-        "state": "state",
-        "model": "model",
-        "device": "device",
-    }
-    rows = [(label, str(value[key])) for key, label in labels.items() if value.get(key) is not None]
-    if value.get("spans"):
-        rows.append(("layers", render.spans(value["spans"])))
-    if value.get("reason"):
-        rows.append(("reason", str(value["reason"])))
-    rows.append(("ready", "yes" if value.get("ready") else "no"))
-    for label, text in rows:
-        click.echo(f"{label:<8} {render.safe(text)}")
+    for label, text in _status_rows(value):
+        click.echo(f"{label:<10} {render.safe(text)}")
+
+
+def _status_rows(status: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for label in ("name", "peer", "mesh", "state", "device", "precision"):
+        if status.get(label) is not None:
+            yield label, str(status[label])
+    if status.get("memory_bytes") is not None:
+        yield "memory", render.amount(status["memory_bytes"])
+    if status.get("model"):
+        yield "model", f"{status['model'].get('name')} ({status['model'].get('layers')} layers)"
+    if status.get("spans"):
+        yield "layers", render.spans(status["spans"])
+    for what, size in (status.get("fetching") or {}).items():
+        done, total = render.amount(size.get("done_bytes")), render.amount(size.get("total_bytes"))
+        yield "fetching", f"{what}: {done} of {total}"
+    for problem in status.get("problems") or ():
+        yield "problem", str(problem)
+    yield "ready", "yes" if status.get("ready") else f"no: {status.get('reason') or 'no reason is known'}"
 
 
 @click.command()
@@ -144,25 +149,22 @@ def peers(home: Path, as_json: bool) -> None:
     if as_json:
         print_json(value)
         return
-    if not value["peers"]:
-        click.echo("no other PC is reachable")
-        return
-    click.echo(
-        render.table(
-            ("name", "peer", "device", "memory", "layers", "heard s ago"),
-            [
-                (
-                    peer.get("name", "-"),
-                    str(peer.get("peer", "-"))[:8],
-                    peer.get("device", "-"),
-                    render.amount(peer.get("memory")),
-                    render.spans(peer.get("spans")),
-                    "-" if peer.get("heard_s") is None else f"{peer['heard_s']:.1f}",
-                )
-                for peer in value["peers"]
-            ],
+    headers = ("name", "peer", "device", "memory", "layers", "heard s ago")
+    rows = [
+        (
+            _name(peer),
+            str(peer.get("peer", "-"))[:8],
+            peer.get("device", "-"),
+            render.amount(peer.get("memory_bytes")),
+            render.spans(peer.get("spans")),
+            "-" if peer.get("heard_s") is None else f"{peer['heard_s']:.1f}",
         )
-    )
+        for peer in value["peers"]
+    ]
+    if rows:
+        click.echo(render.table(headers, rows))
+    if all(peer.get("self") for peer in value["peers"]):
+        click.echo("no other PC is reachable")
 
 
 @click.command()
@@ -173,28 +175,32 @@ def plan(home: Path, as_json: bool) -> None:
     value = _get(home, "/api/plan")
     if as_json:
         print_json(value)
-        return
-    if not value.get("plan"):
+    elif value.get("plan"):
+        _show_plan(value)
+    else:
         click.echo(f"there is no plan: {render.safe(str(value.get('reason') or 'no model is known here'))}")
         for shortage in value.get("by_peer") or ():
-            name = render.safe(str(shortage.get("name") or shortage.get("peer", "?")))
-            click.echo(f"  {name}: {render.amount(shortage.get('available'))} available")
-        return
-    click.echo(f"plan {str(value['plan'])[:12]} for {render.safe(str(value.get('model')))}")
-    click.echo(
-        render.table(
-            ("peer", "layers", "device", "KV tokens", "state"),
-            [
-                (
-                    owner.get("name") or str(owner.get("peer"))[:8],
-                    render.span(owner.get("span")),
-                    owner.get("device", "-"),
-                    owner.get("pool_tokens", "-"),
-                    owner.get("readiness", "-"),
-                )
-                for owner in value.get("owners", ())
-            ],
+            click.echo(f"  {render.safe(_name(shortage))}: {render.amount(shortage.get('available_bytes'))}")
+
+
+def _show_plan(plan: dict[str, Any]) -> None:
+    click.echo(f"plan {str(plan['plan'])[:12]} for {render.safe(str(plan.get('model_name')))}")
+    rows = [
+        (
+            _name(owner),
+            render.span(owner.get("span")),
+            owner.get("device", "-"),
+            owner.get("pool_tokens", "-"),
+            owner.get("readiness") or "-",
         )
-    )
-    if value.get("predicted_us"):
-        click.echo(f"predicted: {value['predicted_us'] / 1000:.1f} ms a token")
+        for owner in plan.get("owners", ())
+    ]
+    click.echo(render.table(("peer", "layers", "device", "KV tokens", "state"), rows))
+    if plan.get("reason"):
+        click.echo(render.safe(str(plan["reason"])))
+    if plan.get("predicted_us"):
+        click.echo(f"predicted: {plan['predicted_us'] / 1000:.1f} ms a token")
+
+
+def _name(peer: dict[str, Any]) -> str:
+    return str(peer.get("name") or str(peer.get("peer"))[:8]) + (" (here)" if peer.get("self") else "")

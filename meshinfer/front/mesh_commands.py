@@ -56,7 +56,7 @@ def token(home: Path, as_json: bool, days: float, addresses: tuple[str, ...]) ->
     from meshinfer.agent import config, membership
 
     expires = time.time() + days * _DAY_S
-    doors = [*addresses, *map(str, config.load(home).network.peers)]
+    doors = [*addresses, *_own_doors(home), *map(str, config.load(home).network.peers)]
     text = membership.make_token(home, expires, doors)
     if as_json:
         print_json({"token": text, "expires": int(expires)})
@@ -65,6 +65,17 @@ def token(home: Path, as_json: bool, days: float, addresses: tuple[str, ...]) ->
     click.echo(text)
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires))
     click.echo(f"good until {until}; on the other PCs: meshinfer mesh join TOKEN", err=True)
+
+
+def _own_doors(home: Path) -> list[str]:
+    """Where the agent that runs here can be reached: a PC that mDNS does not reach finds the mesh so."""
+    from meshinfer.agent.settings import Address
+    from meshinfer.front import client
+
+    running = client.find(home)
+    status = running.get("/api/status") if running is not None else {}
+    door = status.get("door")
+    return [str(Address(host, door)) for host in status.get("addresses", ())] if door else []
 
 
 @mesh.command()

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from meshinfer.answer.question import Message, Question, SamplingParams
 from meshinfer.errors import ModelError, ParameterError, UserError
-from meshinfer.values import Span
 
 _SAMPLING: Final = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 _KNOWN: Final = _SAMPLING | {"messages", "model", "max_tokens", "stop", "plain"}
@@ -93,9 +92,7 @@ def _check_model(name: str, models: Sequence[Mapping[str, Any]]) -> None:
 
 
 def jsonable(value: object) -> Any:
-    """Dataclasses become objects, spans `[first, last)` pairs, enumerations their values."""
-    if isinstance(value, Span):
-        return [value.first, value.last]
+    """Dataclasses become objects, a span's `last` the first layer that is not in it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

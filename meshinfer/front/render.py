@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from meshinfer.limits import GIB, KIB, MIB
@@ -65,17 +65,14 @@ def milliseconds(value: float | None) -> str:
 
 
 def span(value: object) -> str:
-    """`[first, last)`, as JSON has it, in a person's words: both ends belong to it."""
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
-        first, last = value
-        return f"{first}-{last - 1}"
-    return str(value) if value else "-"
+    """`{"first", "last"}`, as JSON has it, in a person's words: here both ends belong to it."""
+    if isinstance(value, Mapping) and isinstance(value.get("last"), int):
+        return f"{value.get('first')}-{value['last'] - 1}"
+    return "-"
 
 
 def spans(values: object) -> str:
-    if isinstance(values, Sequence) and not isinstance(values, str):
-        return ", ".join(map(span, values)) or "-"
-    return span(values)
+    return ", ".join(map(span, values)) or "-" if isinstance(values, list) else "-"
 
 
 def statistics(stats: dict[str, Any]) -> str:
