@@ -109,6 +109,7 @@ def test_each_key_has_its_variable(tmp_path: Path) -> None:
         "network.port": "5",
         "sharing.memory": "1 GiB",
         "sharing.ask": "no",
+        "sharing.lend": "no",
         "engine.precision": "exact",
         "engine.device": "CPU",
         "engine.threads": "2",

@@ -25,7 +25,7 @@ from meshinfer.agent.speaker import Speaker
 from meshinfer.answer.question import Done, Question, Text
 from meshinfer.engine.blocks import kv_bytes_per_token
 from meshinfer.engine.device import choose
-from meshinfer.engine.memory import asker_cost_bytes, weights_cost_bytes
+from meshinfer.engine.memory import asker_cost_bytes, layer_cost_bytes, span_fixed_bytes
 from meshinfer.engine.runner import Runner
 from meshinfer.errors import CapacityError, MeshinferError, ModelError, RouteError
 from meshinfer.mesh.events import (
@@ -151,7 +151,7 @@ class Agent:
             )
             self._closing.push_async_callback(self.network.close)
             await self.network.open(_places(self.membership.addresses))
-        costs = Costs(kv_bytes=kv_bytes_per_token, weight_bytes=weights_cost_bytes)
+        costs = Costs(kv_bytes_per_token, layer_cost_bytes, span_fixed_bytes)
         self.ownership = Ownership(self._portrait(None), costs, clock.monotonic())
         for facts in self.library.facts():
             self._handle(ModelKnown(facts))
@@ -236,6 +236,8 @@ class Agent:
     def _capacity_bytes(self, facts: ModelFacts | None) -> int:
         """What spans may use here: all that is shared, less what asking takes where this PC asks and has the room."""
         shared = self.config.sharing.memory_bytes
+        if not self.config.sharing.lend:
+            return 0
         if facts is None or self._ask_refused(facts) is not None:
             return shared
         return shared - asker_cost_bytes(facts)

@@ -47,10 +47,11 @@ class NetworkConfig:
 @dataclass(frozen=True, slots=True)
 class SharingConfig:
     """`memory_bytes` bounds weights, KV and buffers together. With `ask` off this PC only lends: nobody asks here, so
-    no room is kept for the embedding and the head, which whoever asks needs."""
+    no room is kept for the embedding and the head, which whoever asks needs. With `lend` off it only asks."""
 
     memory_bytes: int
     ask: bool
+    lend: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("network.port", settings.port, lambda: DOOR_PORT, "--port"),
     Setting("sharing.memory", settings.memory_bytes, default_memory_bytes, "--memory"),
     Setting("sharing.ask", settings.switch, lambda: True, "--lend-only"),
+    Setting("sharing.lend", settings.switch, lambda: True, "--ask-only"),
     Setting("engine.precision", settings.choice(Precision), lambda: Precision.AUTO, "--precision"),
     Setting("engine.device", settings.device, lambda: "auto", "--device"),
     Setting("engine.threads", settings.threads, lambda: None, "--threads"),
@@ -184,7 +186,9 @@ def load(
             interfaces=values["network.interfaces"],
             port=values["network.port"],
         ),
-        sharing=SharingConfig(memory_bytes=values["sharing.memory"], ask=values["sharing.ask"]),
+        sharing=SharingConfig(
+            memory_bytes=values["sharing.memory"], ask=values["sharing.ask"], lend=values["sharing.lend"]
+        ),
         engine=EngineConfig(
             precision=values["engine.precision"],
             device=values["engine.device"],

@@ -177,7 +177,7 @@ def choice(kind: type[_Choice]) -> Callable[[object], _Choice]:
 
     def parse(value: object) -> _Choice:
         try:
-            return kind(value.strip().lower() if isinstance(value, str) else value)
+            return kind(str(value).strip().lower())
         except ValueError:
             raise ValueError(f"{_shown(value)} is not known; allowed: {allowed}") from None
 

@@ -34,6 +34,7 @@ _STOP_POLL_S: Final = 0.05
 @click.option("--split", metavar="auto|always", help="always: over several PCs even where one has room.")
 @click.option("--model", metavar="NAME", help="The model to serve.")
 @click.option("--lend-only", is_flag=True, help="Nobody asks here: all memory goes to layers for others.")
+@click.option("--ask-only", is_flag=True, help="This PC only asks: it runs no layers for others.")
 @click.option("--until-input-ends", is_flag=True, hidden=True, help="Stop when standard input ends.")
 def start(
     home: Path,
@@ -48,6 +49,7 @@ def start(
     split: str | None,
     model: str | None,
     lend_only: bool,
+    ask_only: bool,
     until_input_ends: bool,
 ) -> None:
     """Run the agent here until Ctrl-C or `meshinfer stop`."""
@@ -60,6 +62,7 @@ def start(
         "network.interfaces": interfaces,
         "sharing.memory": memory,
         "sharing.ask": False if lend_only else None,
+        "sharing.lend": False if ask_only else None,
         "engine.precision": precision,
         "engine.device": device,
         "engine.threads": threads,
