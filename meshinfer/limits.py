@@ -73,6 +73,9 @@ VOCABULARY: Final = 4 * 1024 * 1024
 CONTEXT_TOKENS: Final = 4 * 1024 * 1024
 """A position beyond this is refused before it reaches arithmetic with memory in it."""
 
+UNKNOWN_CONTEXT_TOKENS: Final = 2048
+"""The context of a model that does not say its own: the least that models of its kind were trained for."""
+
 ROUTE_HOPS: Final = 64
 """Owners on one route; each adds a network hop to every token, so 64 is already beyond use."""
 
@@ -128,6 +131,8 @@ STOP_STRING_CHARS: Final = 256
 TEMPLATE_BYTES: Final = 256 * KIB
 TEMPLATE_STEPS: Final = 100_000
 """Loop turns and calls in one rendering: a long conversation takes about a thousand. Worst case: about 50 ms."""
+TEMPLATE_NODES: Final = 20_000
+"""Parts of a template's syntax tree. The longest in use have about 4,000; compiling so many takes about 1 s."""
 TEMPLATE_OUTPUT_CHARS: Final = 4 * 1024 * 1024
 
 # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -163,6 +168,15 @@ WEIGHTS_BYTES: Final = 4096 * GIB
 
 STOP_TOKENS: Final = 64
 """Tokens that end an answer; models of today name up to five."""
+
+NEAR_TIE: Final = 1e-3
+"""Logits closer than this may change places with the shape of a batch, even in f32 throughout (measured: 7.6e-5)."""
+
+ORIGINAL_DIFFERENCE: Final = 1e-3
+"""How far a paged model's logits may be from those of the model as it came: other kernels sum in another order."""
+
+VERIFY_LOGITS_BYTES: Final = 256 * MIB
+"""Logits of one prompt that `verify` keeps; a prompt longer than a sliding window is tried where they fit in."""
 
 GRAPH_NODES: Final = 1_000_000
 """Nodes in a graph. SmolLM2 has 6,000 for 30 layers, a mixture of 128 experts some 10,000 a layer. Worst

@@ -34,6 +34,10 @@ PAGED_INPUTS: Final = frozenset(
         "position_ids",
     }
 )
+SLIDING_WINDOW_PORT: Final = 10
+"""Of PagedAttentionExtension; 3 and 4 are the caches (OpenVINO,
+src/core/include/openvino/op/paged_attention.hpp).
+"""
 
 
 class PagedGraph:
@@ -60,6 +64,7 @@ class PagedGraph:
         self.hidden = _last_dimension(self._output(self.cuts[0]), "hidden state", HIDDEN)
         self._check_cuts()
         self.kv = tuple(self._kv_shapes())
+        self.sliding_window = max(self._windows(), default=0)
 
     @classmethod
     def open(cls, files: ModelFiles) -> PagedGraph:
@@ -101,20 +106,27 @@ class PagedGraph:
         """The model uncut: `input_ids` and all paged inputs and caches → `logits`."""
         return self._piece(None, None)
 
-    def constants(self) -> tuple[tuple[set[str], ...], set[str]]:
-        """Which constants each piece reads, by name: for the embedding, each layer, the head; and all that
-        are left.
+    def constants(self) -> tuple[dict[str, int], ...]:
+        """Which constants the embedding, each layer and the head read: bytes by name, in this order of
+        pieces.
 
         Names are those of the graph's XML, save for constants that the pass made.
         """
-        bounds: list[Tensor | None] = [None, *self.cuts]
+        starts: list[Tensor | None] = [None, *self.cuts]
         ends = [*(cut[0] for cut in self.cuts), self._result]
-        needed: list[set[str]] = []
-        for begin, end in zip(bounds, ends, strict=True):
+        pieces: list[dict[str, int]] = []
+        for begin, end in zip(starts, ends, strict=True):
             shapes = cuts.leaking_shapes(self.topology, begin, end, self._tokens) if begin else ()
             nodes = cuts.segment_nodes(self.topology, begin, end, shapes)
-            needed.append({self._name(node) for node in nodes if self.topology.kinds[node] == "Constant"})
-        return tuple(needed), {self._name(node) for node in self.topology.of_kind("Constant")}
+            constants = [self._operations[node] for node in nodes if self.topology.kinds[node] == "Constant"]
+            pieces.append({node.get_friendly_name(): int(node.get_byte_size()) for node in constants})
+        return tuple(pieces)
+
+    def constant_nodes(self) -> list[Any]:
+        """All constants that are left after the pass, whether a piece reads them or not, in topological
+        order.
+        """
+        return [self._operations[node] for node in self.topology.of_kind("Constant")]
 
     # ── cutting ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -192,9 +204,6 @@ class PagedGraph:
     def _output(self, tensor: Tensor) -> Any:
         return self._operations[tensor[0]].output(tensor[1])
 
-    def _name(self, node: int) -> str:
-        return str(self._operations[node].get_friendly_name())
-
     def _may_be_hidden(self, tensor: Tensor) -> bool:
         """Rows of real numbers: `[rows, width]` or `[rows, 1, width]`."""
         output = self._output(tensor)
@@ -213,6 +222,12 @@ class PagedGraph:
             width = _last_dimension(self._output(cut), "hidden state", HIDDEN)
             if width != self.hidden:
                 raise ModelError(f"the model's layers pass on states of {self.hidden} and of {width} numbers")
+
+    def _windows(self) -> Iterator[int]:
+        """The tokens that each layer's attention looks back upon; 0 where that is all."""
+        for node in self.topology.of_kind(ATTENTION):
+            window = self._operations[node].input_value(SLIDING_WINDOW_PORT).get_node()
+            yield int(window.data.item()) if window.get_type_name() == "Constant" else 0
 
     def _kv_shapes(self) -> Iterator[KvShape]:
         """Also numbers the caches by their layers, whatever order the pass met them in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, NoReturn, TypeAlias
@@ -349,7 +349,3 @@ def _brief(value: object) -> str:
         return "a huge number"
     text = repr(value) if isinstance(value, (str, int, type(None))) else f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "…'"
-
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all) while something long runs."""

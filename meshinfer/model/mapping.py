@@ -14,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +31,14 @@ def weights_tensor(path: Path) -> Any:
 
     Raises ModelError where the file cannot be mapped.
     """
+    try:
+        key = _key(path)
+    except OSError as error:
+        raise disk_error(error, f"opening the weights {path}") from error
     with _lock:
-        return _map(path)[1]
+        if key not in _mapped:
+            _mapped[key] = _open(path)
+        return _mapped[key][1]
 
 
 def release(path: Path) -> None:
@@ -52,28 +60,40 @@ def release(path: Path) -> None:
             mapped[0].madvise(mmap.MADV_DONTNEED)
 
 
+@contextmanager
+def mapped_briefly(path: Path) -> Iterator[Any]:
+    """As `weights_tensor`, for a file that will be removed: nothing that reads the tensor may outlive the
+    block.
+
+    Windows removes no file that is mapped.
+    """
+    memory, tensor = _open(path)
+    try:
+        yield tensor
+    finally:
+        del tensor
+        memory.close()
+
+
 def _key(path: Path) -> tuple[str, int, int, int]:
     # A model removed and pulled again is another file under the same path.
     status = path.stat()
     return str(path), status.st_dev, status.st_ino, status.st_size
 
 
-def _map(path: Path) -> tuple[mmap.mmap, Any]:
+def _open(path: Path) -> tuple[mmap.mmap, Any]:
     import numpy as np
     import openvino
 
     try:
-        key = _key(path)
-        if key not in _mapped:
-            with path.open("rb") as file:
-                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            address = np.frombuffer(memory, np.uint8).ctypes.data
-            # openvino.Tensor refuses an array that says it is read-only. A copy-on-write mapping would
-            # satisfy it, but
-            # systems count one as memory promised, and refuse it for a model larger than that.
-            view = np.ctypeslib.as_array((ctypes.c_uint8 * len(memory)).from_address(address))
-            _mapped[key] = memory, openvino.Tensor(view, shared_memory=True)
-        return _mapped[key]
+        with path.open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         reason = error if isinstance(error, OSError) else OSError(str(error))
         raise disk_error(reason, f"opening the weights {path}") from error
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    # openvino.Tensor refuses an array that says it is read-only. A copy-on-write mapping would satisfy it,
+    # but systems
+    # count one as memory promised, and refuse it for a model larger than that.
+    view = np.ctypeslib.as_array((ctypes.c_uint8 * len(memory)).from_address(address))
+    return memory, openvino.Tensor(view, shared_memory=True)

@@ -57,7 +57,7 @@ class ModelFiles:
     def __init__(self, directory: Path) -> None:
         """Opens what is there. Raises ModelError where the directory holds no model or one of another id."""
         self.directory = directory
-        self.manifest = Manifest.parse(_read_bounded(directory / MANIFEST_FILE, MANIFEST_BYTES))
+        self.manifest = Manifest.parse(read_bounded(directory / MANIFEST_FILE, MANIFEST_BYTES))
         if directory.name != self.manifest.model:
             raise ModelError(
                 f"{directory} holds a model of another id ({self.manifest.model[:12]}…): remove the "
@@ -103,7 +103,7 @@ class ModelFiles:
     def name(self) -> str:
         """What the person called it; never used for a path."""
         try:
-            text = _read_bounded(self.directory / NAME_FILE, 4 * NAME_CHARS).decode("utf-8")
+            text = read_bounded(self.directory / NAME_FILE, 4 * NAME_CHARS).decode("utf-8")
         except (ModelError, UnicodeDecodeError):
             text = ""
         return text if text.isprintable() and 0 < len(text) <= NAME_CHARS else self.model[:12]
@@ -161,7 +161,7 @@ class ModelFiles:
                 raise ModelError(
                     f"the model's {name} has not arrived yet: try again when the transfer is done"
                 )
-        data = _read_bounded(self.directory / _FILE_NAMES[name], entry.size)
+        data = read_bounded(self.directory / _FILE_NAMES[name], entry.size)
         if hashlib.sha256(data).digest() != entry.digest:
             raise ModelError(
                 f"the model's {name} was changed on disk: remove {self.directory} and pull again"
@@ -299,7 +299,7 @@ class ModelFiles:
         its hash.
         """
         try:
-            recorded_files, bits = _parse_record(_read_bounded(self.directory / HAVE_FILE, MANIFEST_BYTES))
+            recorded_files, bits = _parse_record(read_bounded(self.directory / HAVE_FILE, MANIFEST_BYTES))
         except ModelError:
             recorded_files, bits = frozenset(), 0
         for entry in self.manifest.files:
@@ -313,7 +313,7 @@ class ModelFiles:
                         self._held.add(number)
             if {GRAPH, SMALL} <= self._held_files and SMALL not in recorded_files:
                 # Its copy arrived; whether it was spread over the weights, nobody recorded.
-                self._scatter(_read_bounded(self.directory / _FILE_NAMES[SMALL], SMALL_CONSTANTS_BYTES))
+                self._scatter(read_bounded(self.directory / _FILE_NAMES[SMALL], SMALL_CONSTANTS_BYTES))
         except OSError as error:
             raise disk_error(error, f"opening the weights of {self.name}") from error
 
@@ -333,7 +333,7 @@ def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
 
 def _hashes_to(path: Path, entry: FileEntry) -> bool:
     try:
-        return hashlib.sha256(_read_bounded(path, entry.size)).digest() == entry.digest
+        return hashlib.sha256(read_bounded(path, entry.size)).digest() == entry.digest
     except ModelError:
         return False
 
@@ -346,7 +346,7 @@ def _parse_record(data: bytes) -> tuple[frozenset[str], int]:
         raise ModelError("the record of what has arrived is damaged") from None
 
 
-def _read_bounded(path: Path, most: int) -> bytes:
+def read_bounded(path: Path, most: int) -> bytes:
     """The bytes of `path`, at most `most`. Raises ModelError where it is not there or longer."""
     try:
         with path.open("rb") as file:
