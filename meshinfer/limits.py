@@ -251,6 +251,9 @@ RECONNECT_MS: Final = 200
 RECONNECT_MAX_MS: Final = 2000
 """A peer that is still known is tried again so often: it is back within two seconds of its return."""
 
+GOODBYE_MS: Final = 250
+"""What closing may wait for the last words on a control link to leave; a dead peer costs just this."""
+
 PORT_TRIES: Final = 64
 """Agents on one PC that may each take their four ports from the base port on."""
 

@@ -150,6 +150,9 @@ class Agent:
                 self._link_changed,
             )
             self._closing.push_async_callback(self.network.close)
+            self._closing.callback(self.network.broadcast, Goodbye())
+            # Before the goodbye: owners are told what they may forget.
+            self._closing.push_async_callback(self.asker.close)
             await self.network.open(_places(self.membership.addresses))
         costs = Costs(kv_bytes_per_token, layer_cost_bytes, span_fixed_bytes)
         self.ownership = Ownership(self._portrait(None), costs, clock.monotonic())
@@ -166,8 +169,6 @@ class Agent:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self.network is not None:
-            self.network.broadcast(Goodbye())
         await self._closing.aclose()
         self.stopped.set()
 

@@ -24,7 +24,7 @@ _WATCHED: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 class Link:
     """Connects at once, and again whenever the connection breaks, until closed."""
 
-    __slots__ = ("_changed", "_frame_bytes", "_monitor", "_socket", "_watch", "up")
+    __slots__ = ("_changed", "_channel", "_frame_bytes", "_monitor", "_socket", "_watch", "up")
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Link:
     ) -> None:
         """`keys`: our secret, our public, the peer's public, raw; `changed` hears of up and down."""
         self.up = False
+        self._channel = channel
         self._changed = changed
         self._frame_bytes = BOUNDS[channel].frame_bytes
         secret, public, peer_public = keys
@@ -88,5 +89,6 @@ class Link:
         self._watch.close()
         self._socket.disable_monitor()
         self._monitor.close(0)
-        self._socket.close(0)
+        # A goodbye that was just sent gets out; whatever else waits is of no use to anybody.
+        self._socket.close(limits.GOODBYE_MS if self._channel is Channel.CONTROL and self.up else 0)
         self._set(False)
