@@ -20,7 +20,7 @@ from small_agent import SmallAgent
 import meshinfer
 from meshinfer.agent.files import HomeLock
 from meshinfer.errors import RouteError
-from meshinfer.front import cli, client, defects, render
+from meshinfer.front import cli, client, defects, progress, render
 from meshinfer.front.http import LocalApi
 from meshinfer.trust.token import read_token
 
@@ -406,3 +406,22 @@ def test_amounts() -> None:
         "93.8 MiB",
         "3.0 GiB",
     ]
+
+
+def test_progress_tells_bytes_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert progress.figures(5, 36) == "5 of 36"
+    assert progress.figures(1 << 20, 1 << 21) == "1.0 MiB of 2.0 MiB"
+    assert progress.figures(1 << 20, 0) == "1.0 MiB"
+    with progress.shown() as shown:
+        for done in range(100):
+            shown.update("hashing", done, 100)
+        shown.update("verify", 1, 36)
+    assert capsys.readouterr().err.splitlines() == ["hashing", "verify"]
+
+
+def test_bars_are_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress.shown() as shown:
+        assert isinstance(shown, progress.Bars)
+        shown.update("hashing", 1, 0)
+        shown.update("hashing", 1 << 20, 1 << 21)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from meshinfer.front.render import amount
+from meshinfer.limits import KIB
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from meshinfer.model.progress import Progress
 
 LINE_EVERY_S: Final = 5.0
+_FEWEST_BYTES: Final = 64 * KIB
 
 
 @contextmanager
@@ -37,10 +39,18 @@ def shown(*, quiet: bool = False) -> Iterator[Progress]:
 
 def _bars() -> RichProgress:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    figures = TextColumn("{task.fields[figures]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), figures, TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True))
+
+
+def figures(done: int, total: int) -> str:
+    """Bytes as such; what are so few that they can be no bytes are counted."""
+    if not total:
+        return amount(done)
+    return f"{done} of {total}" if total < _FEWEST_BYTES else f"{amount(done)} of {amount(total)}"
 
 
 class Bars:
@@ -52,8 +62,9 @@ class Bars:
 
     def update(self, stage: str, done: int, total: int) -> None:
         if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, total=None)
-        self._progress.update(self._tasks[stage], completed=done, total=total or None)
+            self._tasks[stage] = self._progress.add_task(stage, total=None, figures="")
+        task = self._tasks[stage]
+        self._progress.update(task, completed=done, total=total or None, figures=figures(done, total))
 
 
 class Lines:
@@ -69,5 +80,4 @@ class Lines:
             return
         begins = stage != self._stage
         self._stage, self._next_s = stage, now_s + LINE_EVERY_S
-        so_far = "" if begins or not total else f": {amount(done)} of {amount(total)}"
-        click.echo(f"{stage}{so_far}", err=True)
+        click.echo(stage if begins else f"{stage}: {figures(done, total)}", err=True)
