@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from datetime import datetime
 
 import numpy as np
 
-from meshinfer.answer.question import Question
+from meshinfer.answer.question import Message, Question
 from meshinfer.answer.sampling import Sampler, pick_rows
 from meshinfer.answer.session import Session, Tokens
-from meshinfer.answer.template import Template, render_plain
+from meshinfer.answer.template import ChatTemplate, render_plain
 from meshinfer.answer.text import TextStream
 from meshinfer.engine.rows import RowsModel
 from meshinfer.engine.step import Rows
@@ -42,7 +42,7 @@ class Speaker:
         self._eos = frozenset(config.eos)
         self._tokenizer = Tokenizer(tokenizer, config.eos, config.bos)
         template = files.read_file(TEMPLATE)
-        self._template = None if template is None else Template(template.decode("utf-8"))
+        self._template = None if template is None else ChatTemplate(template.decode("utf-8"))
         graph = PagedGraph.open(files)
         self._embedding = RowsModel(graph.embedding(), device, precision, threads)
         self._head = RowsModel(graph.head(), device, precision, threads)
@@ -59,8 +59,14 @@ class Speaker:
                 f"{self.name} came without a chat template: ask with --plain to have a text continued, "
                 "or pull a model that was made for questions"
             )
-        bos, eos = self._spelling(self._tokenizer.bos), self._spelling(min(self._eos, default=None))
-        rendered = self._template.render(question.messages, self._tokenizer.guard, bos, eos)
+        guarded = [
+            Message(message.role, self._tokenizer.guard(message.content)) for message in question.messages
+        ]
+        words = {
+            "bos_token": self._spelling(self._tokenizer.bos),
+            "eos_token": self._spelling(min(self._eos, default=None)),
+        }
+        rendered = self._template.render(guarded, words, now=datetime.now())  # noqa: DTZ005 - the person's own day
         return self._tokenizer.encode_prompt(rendered)
 
     def _spelling(self, token: int | None) -> str:
