@@ -400,7 +400,7 @@ def test_a_crash_of_a_child_is_an_error_here(tmp_path: Path) -> None:
 
 
 def test_a_child_ends_with_what_watches_it(tmp_path: Path) -> None:
-    def interrupt() -> None:
+    def interrupt(_line: str) -> None:
         raise KeyboardInterrupt
 
     import psutil

@@ -50,7 +50,7 @@ def _convert_gguf(
     _share(path, partial / "model.gguf")
     samples = list(gguf_tokenizer.SAMPLES) if gguf_tokenizer.split_of(header).known else []
 
-    def watch() -> None:
+    def watch(_line: str = "") -> None:
         progress.update("convert", min(_size(partial / "openvino_model.bin"), size), size)
 
     watch()
@@ -88,16 +88,23 @@ def from_checkpoint(directory: Path, work: Path, progress: Progress) -> Path:
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
         space.require(work, 2 * size, f"converting {directory.name}")
         partial = _emptied(target.with_suffix(".partial"))
+        # Only what cannot run code is shown to the converter: neither pickles nor modules.
+        (partial / "checkpoint").mkdir()
+        for file in sorted(directory.iterdir()):
+            if file.is_file() and file.suffix in (".json", ".safetensors", ".jinja", ".txt", ".model"):
+                _share(file, partial / "checkpoint" / file.name)
+        result = partial / "model"
 
-        def watch() -> None:
-            progress.update("convert", min(process.size_of(partial), size), size)
+        def watch(_line: str = "") -> None:
+            progress.update("convert", min(process.size_of(result), size), size)
 
         watch()
-        process.task(["checkpoint", str(directory.resolve())], partial, watch=watch)
-        if not (partial / "model" / IR_FILE).is_file():
+        process.task(["checkpoint"], partial, watch=watch)
+        if not (result / IR_FILE).is_file():
             raise ModelError(f"{directory.name} is no language model that can be converted")
-        (partial / "model").replace(target)
+        result.replace(target)
         shutil.rmtree(partial, ignore_errors=True)
+        progress.update("convert", size, size)
     return target / IR_FILE
 
 
@@ -131,7 +138,7 @@ def compressed(xml: Path, compression: Compression, work: Path, progress: Progre
         process.task(
             ["compress", compression, str(xml.resolve())],
             partial,
-            watch=lambda: progress.update("compress", 0, 0),
+            watch=lambda _line: progress.update("compress", 0, 0),
         )
         partial.replace(target)
         progress.update("compress", 1, 1)

