@@ -130,9 +130,10 @@ STOP_STRING_CHARS: Final = 256
 # ── chat templates ──────────────────────────────────────────────────────────────────────────────────────────
 TEMPLATE_BYTES: Final = 256 * KIB
 TEMPLATE_STEPS: Final = 100_000
-"""Loop turns and calls in one rendering: a long conversation takes about a thousand. Worst case: about 50 ms."""
-TEMPLATE_NODES: Final = 20_000
-"""Parts of a template's syntax tree. The longest in use have about 4,000; compiling so many takes about 1 s."""
+"""Loop turns, operations on text and lists, calls (five) in one rendering: 600 turns of a conversation take
+20,000. Worst case: about 0.2 s."""
+TEMPLATE_WORDS: Final = 12_000
+"""Words and signs of a template; one of 20 KB has about 6,000. Worst case: half a second to compile, once."""
 TEMPLATE_OUTPUT_CHARS: Final = 4 * 1024 * 1024
 
 # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _DIRECTIVE: Final = re.compile(r"%(-?)([aAbBdHIjmMpSyY])")
 """The parts of a date that mean the same on every system; `-` drops a leading zero, which Windows cannot."""
 
+_WORD: Final = re.compile(r"\w+|[^\w\s]")
+
 _REASON_CHARS: Final = 200
 
 
@@ -37,6 +39,8 @@ class ChatTemplate:
             )
         if len(source.encode("utf-8", errors="surrogatepass")) > limits.TEMPLATE_BYTES:
             raise ModelError(f"the model's chat template has more than {limits.TEMPLATE_BYTES:,} bytes")
+        if sum(1 for _ in _WORD.finditer(source)) > limits.TEMPLATE_WORDS:
+            raise ModelError(f"the model's chat template has more than {limits.TEMPLATE_WORDS:,} words")
         self._template = _compiled(source)
 
     def render(

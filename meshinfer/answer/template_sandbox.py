@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from types import BuiltinMethodType
+from types import BuiltinMethodType, MethodType
 from typing import Any, Final, cast
 
 from jinja2 import nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro, Undefined
+from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import TESTS
 from jinja2.utils import Namespace
@@ -38,6 +38,12 @@ from meshinfer.answer.template_words import (
 
 _WIDTH: Final = re.compile(r"%[^%a-zA-Z]*[\d*]")
 """A width or precision in `"…" % x`, which may be any number."""
+
+_NESTED_STATEMENTS: Final = 20
+"""As many loops within loops as Python compiles; Jinja takes quadratic time for more."""
+
+_CALL_STEPS: Final = 5
+"""What a call takes, measured against a loop's turn."""
 
 _MARK: Final = "meshinfer:"
 """Begins the names of the filters that charge: no name in a template can have a colon."""
@@ -69,11 +75,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        for count, node in enumerate(_descendants(template)):
-            if type(node).__name__ not in NODES:
-                raise TemplateLimit(f"uses {type(node).__name__.lower()!r}")
-            if count > limits.TEMPLATE_NODES:
-                raise TemplateLimit(f"has more than {limits.TEMPLATE_NODES:,} parts")
+        _check_language(template)
         return cast(nodes.Template, _Charging().visit(template))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -92,10 +94,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         budget = current.get()
-        budget.charge()
+        budget.charge(_CALL_STEPS)
         if isinstance(__obj, BuiltinMethodType):
             _check_method(__obj, args, kwargs)
-        elif not (isinstance(__obj, Macro | Undefined) or __obj in __self._functions(__context)):
+        elif not (isinstance(__obj, Macro | Undefined) or _is_function(__obj, __context)):
             raise TemplateLimit(f"calls {str(__obj)[:40]!r}")
         result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(__obj, BuiltinMethodType | Macro):
@@ -119,11 +121,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         result = super().call_binop(context, operator, left, right)
         budget.weigh(result)
         return result
-
-    @staticmethod
-    def _functions(context: Context) -> list[Any]:
-        given = ("raise_exception", "strftime_now")
-        return [_range, Namespace, dict, *(context.parent[name] for name in given if name in context.parent)]
 
 
 class Generation(Extension):
@@ -182,12 +179,16 @@ def _constant(node: nodes.Expr) -> nodes.Expr:
     return nodes.Const(node.data, lineno=node.lineno) if isinstance(node, nodes.TemplateData) else node
 
 
-def _descendants(node: nodes.Node) -> Iterator[nodes.Node]:
-    stack = [node]
+def _check_language(template: nodes.Template) -> None:
+    stack: list[tuple[nodes.Node, int]] = [(template, 0)]
     while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.iter_child_nodes())
+        node, depth = stack.pop()
+        if type(node).__name__ not in NODES:
+            raise TemplateLimit(f"uses {type(node).__name__.lower()!r}")
+        if depth > _NESTED_STATEMENTS:
+            raise TemplateLimit("nests statements too deeply")
+        depth += isinstance(node, nodes.Stmt)
+        stack.extend((child, depth) for child in node.iter_child_nodes())
 
 
 # ── what charges ────────────────────────────────────────────────────────────────────────────────────────────
@@ -271,6 +272,13 @@ def _check_method(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         _check_replace(owner, *args)
     elif method.__name__ == "join":
         _check_join(args[0] if args else (), owner)
+
+
+def _is_function(called: Any, context: Context) -> bool:
+    if isinstance(called, MethodType):
+        return called.__func__ is LoopContext.cycle
+    given = (context.parent.get("raise_exception"), context.parent.get("strftime_now"))
+    return any(called is function for function in (_range, Namespace, dict, *given))
 
 
 def _check_replace(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> None:

@@ -26,8 +26,8 @@ METHODS: Final[dict[type, frozenset[str]]] = {
     tuple: _words("count index"),
     LoopContext: _words(_LOOP_ATTRIBUTES),
 }
-"""By the exact type of their owner. Not among them: what changes its owner, and what takes a width, which may be
-any number (`format`, `center`, `zfill`, …)."""
+"""By the exact type of their owner. Not among them: what changes its owner, and what takes a width, which may
+be any number (`format`, `center`, `zfill`, …)."""
 
 SHALLOW_FILTERS: Final = _words(
     """
