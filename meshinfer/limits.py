@@ -40,10 +40,10 @@ CERTIFICATE_BYTES: Final = 1 * KIB
 HOLDINGS: Final = 32
 """Models that one advert may list; further ones are served but not announced."""
 
-# ── trust ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── trust ───────────────────────────────────────────────────────────────────────────────────────────────────
 ROSTER_MEMBERS: Final = 4096
-"""Members that one agent knows. Beyond it strangers are refused and known ones kept, so that somebody with a token
-cannot push anybody out. Worst case: about 2 KiB each, 8 MiB."""
+"""Members that one agent knows. Beyond it strangers are refused and known ones kept, so that somebody with
+a token cannot push anybody out. Worst case: about 2 KiB each, 8 MiB."""
 
 TOKEN_CHARS: Final = 4 * KIB
 """A pasted token with whatever line breaks came with it; an honest one has about 250 characters."""
@@ -65,7 +65,9 @@ DETAIL_CHARS: Final = 256
 """One sentence of explanation from a peer: enough for a cause and what to do, too short to flood a log."""
 
 PREFILL_CHUNK_TOKENS: Final = 256
-"""Tokens of a prompt in one step: long enough for the weights' cost to vanish, short enough for others to wait little."""
+"""Tokens of a prompt in one step: long enough for the weights' cost to vanish, short enough for others to
+wait little.
+"""
 
 LAYERS: Final = 1024
 HIDDEN: Final = 65_536
@@ -80,7 +82,9 @@ ROUTE_HOPS: Final = 64
 """Owners on one route; each adds a network hop to every token, so 64 is already beyond use."""
 
 DATA_QUEUE_MESSAGES: Final = 256
-"""Messages that may wait on one data socket per peer, in each direction; beyond it the sender is told at once."""
+"""Messages that may wait on one data socket per peer, in each direction; beyond it the sender is told at
+once.
+"""
 
 CONTROL_QUEUE_MESSAGES: Final = 1000
 """Control messages are under 64 KiB: worst case 64 MB per peer that has stopped reading, then dropped."""
@@ -105,23 +109,23 @@ KV_BLOCK_TOKENS: Final = 32
 """Owners give KV out in blocks of at most so many tokens (CPU 32, GPU 16): askers reserve whole ones."""
 
 PREFILL_STEPS: Final = 4
-"""Steps of prompts that one asker has on a route at once: enough to keep owners busy, few enough that a token of a
-running answer waits for little."""
+"""Steps of prompts that one asker has on a route at once: enough to keep owners busy, few enough that a
+token of a running answer waits for little."""
 
 PREFILL_CHUNKS: Final = 2
 """Of these, chunks of one prompt: the next is there when an owner is done with the one before."""
 
 STEP_RETRIES: Final = 8
-"""Replays of one answer without a new token between them. A lost owner costs one; more means that a route never
-keeps what it is given."""
+"""Replays of one answer without a new token between them. A lost owner costs one; more means that a route
+never keeps what it is given."""
 
 BUSY_PATIENCE_S: Final = 30.0
 """An answer waits so long for owners that have no room or too much work, then it fails and says so."""
 
 RETRY_S: Final = 0.05
 RETRY_MAX_S: Final = 1.0
-"""The pause after an owner said that it is full or overloaded, doubled each time: under one step on a slow PC at
-first, and at last no more than two small messages a second."""
+"""The pause after an owner said that it is full or overloaded, doubled each time: under one step on a slow
+PC at first, and at last no more than two small messages a second."""
 
 STOP_STRINGS: Final = 16
 STOP_STRING_CHARS: Final = 256
@@ -138,14 +142,18 @@ TEMPLATE_OUTPUT_CHARS: Final = 4 * 1024 * 1024
 
 # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────
 SMALL_CONSTANT_BYTES: Final = 4 * KIB
-"""Constants below this hold shapes that the reader validates; every peer has them all (FACTS: a few MB at most)."""
+"""Constants below this hold shapes that the reader validates; every peer has them all (FACTS: a few MB at
+most).
+"""
 
 PIECE_BYTES: Final = 4 * MIB
 """Longest byte range under one hash: what is lost when a transfer breaks, and what one verification reads."""
 
 MANIFEST_BYTES: Final = 16 * MIB
 GRAPH_BYTES: Final = 64 * MIB
-"""The graph's XML; SmolLM2's is 2.7 MB for 30 layers."""
+"""The graph's XML; SmolLM2's is 2.7 MB for 30 layers. It also bounds the nodes, of some 200 bytes at least:
+300,000 at worst, which the reader takes without recursion (a chain of 200,000 was read on a stack of 1
+MiB)."""
 
 GGUF_HEADER_BYTES: Final = 256 * MIB
 """A GGUF file's metadata and tensor list; a vocabulary of 256,000 with its merges takes about 12 MB.
@@ -159,37 +167,47 @@ BLOB_CHUNK_BYTES: Final = 1 * MIB
 """Bytes in one bulk message: small enough that a transfer yields often."""
 
 SMALL_CONSTANTS_BYTES: Final = 64 * MIB
-"""All constants under `SMALL_CONSTANT_BYTES` of one model; SmolLM2's are 0.3 MB. Held in memory once, at arrival."""
+"""All constants under `SMALL_CONSTANT_BYTES` of one model; SmolLM2's are 0.3 MB. Held in memory once, at
+arrival.
+"""
 
 TOKENIZER_BYTES: Final = 64 * MIB
 """`tokenizer.json`; the largest known, for 256k tokens, is 33 MB."""
 
 WEIGHTS_BYTES: Final = 4096 * GIB
-"""A sparse file of this size still costs nothing before bytes arrive; no model of today reaches a tenth of it."""
+"""A sparse file of this size still costs nothing before bytes arrive; no model of today reaches a tenth of
+it.
+"""
 
 STOP_TOKENS: Final = 64
 """Tokens that end an answer; models of today name up to five."""
 
 NEAR_TIE: Final = 1e-3
-"""Logits closer than this may change places with the shape of a batch, even in f32 throughout (measured: 7.6e-5)."""
+"""Logits closer than this may change places with the shape of a batch, even in f32 throughout (measured:
+7.6e-5).
+"""
 
 ORIGINAL_DIFFERENCE: Final = 1e-3
-"""How far a paged model's logits may be from those of the model as it came: other kernels sum in another order."""
+"""How far a paged model's logits may be from those of the model as it came: other kernels sum in another
+order.
+"""
 
 VERIFY_LOGITS_BYTES: Final = 256 * MIB
-"""Logits of one prompt that `verify` keeps; a prompt longer than a sliding window is tried where they fit in."""
-
-GRAPH_NODES: Final = 1_000_000
-"""Nodes in a graph. SmolLM2 has 6,000 for 30 layers, a mixture of 128 experts some 10,000 a layer. Worst
-case: about 1 GB while it is checked, on the PC that chose to load it."""
-
-GRAPH_PATH: Final = 8_192
-"""Nodes on the longest path through a graph, which the reader follows recursively. SmolLM2's is 1,060 for 30 layers."""
+"""Logits of one prompt that `verify` keeps; a prompt longer than a sliding window is tried where they fit
+in.
+"""
 
 GRAPH_RANK: Final = 16
 GRAPH_DIMENSION: Final = 2**31 - 1
-"""A dimension in a graph; the reader multiplies them in 64 bits, so rank and dimension are bounded, and
-constants must in the end lie within the weights."""
+GRAPH_ELEMENTS: Final = 2**42
+"""Elements of one tensor of a graph: the reader multiplies dimensions in 64 bits, and a 16,384-wide model's
+largest matrix has 2**33."""
+
+GRAPH_UNPACKED: Final = 4
+GRAPH_UNPACKED_LEAST: Final = 64 * MIB
+"""A tensor that constants alone determine may have so many elements for each byte of the weights, or the
+least: 2-bit weights unpack to 4. Without it a few bytes of graph could ask for terabytes while it is
+transformed."""
 
 GRAPH_DEPTH: Final = 32
 """Nesting of XML elements; OpenVINO writes 7."""
@@ -207,7 +225,9 @@ STEP_TIMEOUT_S: Final = 30.0
 
 # ── files of a home, and the local interface ────────────────────────────────────────────────────────────────
 DOOR_PORT: Final = 29_470
-"""Where a door is looked for first: below the ranges from which Linux (32768) and Windows (49152) lend ports."""
+"""Where a door is looked for first: below the ranges from which Linux (32768) and Windows (49152) lend
+ports.
+"""
 
 CONFIG_BYTES: Final = 1 * MIB
 """A configuration file has a few hundred bytes; a larger one is another file by mistake."""
@@ -233,7 +253,9 @@ NO_COPY_BYTES: Final = 256 * KIB
 back through pyzmq's collector thread (about 20 µs, and a fight for the interpreter's lock)."""
 
 HANDSHAKE_BYTES: Final = 1 * KIB
-"""The longest command of a CURVE handshake has 300 bytes. Nothing longer is taken from a peer that we connected to."""
+"""The longest command of a CURVE handshake has 300 bytes. Nothing longer is taken from a peer that we
+connected to.
+"""
 
 HANDSHAKE_MS: Final = 3000
 """A connection that has not shown a key of the roster by then is closed. Worst case: a stranger holds as many

@@ -2,10 +2,9 @@
 family.
 
 The *trunk* is what carries the tokens' data: the nodes that depend on the token ids other than through a
-shape, and reach
-the result. Walking it in topological order, wherever exactly one tensor is alive the whole computation
-passes through that tensor, so the graph can be cut there. Of these places, the last before each attention
-begins a layer.
+shape, and reach the result. Walking it in topological order, wherever exactly one tensor is alive the whole
+computation passes through that tensor, so the graph can be cut there. Of these places, the last before each
+attention begins a layer.
 """
 
 from __future__ import annotations
@@ -72,9 +71,8 @@ def find_cuts(graph: Topology, tokens: int, result: int, fits: Callable[[Tensor]
     """The tensors before layer 0, between each two layers, and after the last: one more than there are
     layers.
 
-    `fits` says whether a tensor may be a hidden state at all (rows of real numbers). Raises ModelError where
-    the graph has no
-    attention, or no single tensor between two of them.
+    `fits` says whether a tensor may be a hidden state at all (rows of real numbers). Raises ModelError
+    where the graph has no attention, or no single tensor between two of them.
     """
     path = trunk(graph, tokens, result)
     attentions = [node for node in path if graph.kinds[node] == ATTENTION]
@@ -94,9 +92,8 @@ def find_cuts(graph: Topology, tokens: int, result: int, fits: Callable[[Tensor]
         raise ModelError("after its last layer the model has no single tensor where it could be cut")
     cuts = [stage[-1] for stage in stages[:-1]]
     # After the last layer come the final norm and the head, which look the same to this analysis. A layer
-    # ends after
-    # as many crossings as the one before it did; should layers differ, a later place costs the asker
-    # little and is as exact.
+    # ends after as many crossings as the one before it did; should layers differ, a later place costs the
+    # asker little and is as exact.
     ordinal = len(stages[-2]) - 1 if len(stages) > 2 else len(stages[-1]) - 1
     cuts.append(stages[-1][min(ordinal, len(stages[-1]) - 1)])
     return cuts

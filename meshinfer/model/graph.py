@@ -6,11 +6,12 @@ the first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from meshinfer.errors import ModelError
-from meshinfer.limits import HIDDEN, LAYERS, VOCABULARY
+from meshinfer.limits import GRAPH_UNPACKED, GRAPH_UNPACKED_LEAST, HIDDEN, LAYERS, VOCABULARY
 from meshinfer.model import cuts
 from meshinfer.model.cuts import ATTENTION, Tensor, Topology
 from meshinfer.model.manifest import GRAPH
@@ -45,8 +46,8 @@ class PagedGraph:
     its own.
 
     Rows are tokens: hidden states are f32, `[rows, 1, hidden]` or `[rows, hidden]` as the model has it. Not
-    safe to use from two
-    threads at once. Costs about 10 MB while it is held; the weights are mapped, not read.
+    safe to use from two threads at once. Costs about 10 MB while it is held; the weights are mapped, not
+    read.
     """
 
     def __init__(self, xml: bytes, weights: Any) -> None:
@@ -89,8 +90,8 @@ class PagedGraph:
         """`hidden`, the paged inputs, and the caches of the span's own layers → `hidden`.
 
         The paged inputs are those of `PAGED_INPUTS` that the layers read; the caches `key_cache.N` and
-        `value_cache.N`, N counted
-        over the whole model, have the shape and type that the device gives them when it compiles.
+        `value_cache.N`, N counted over the whole model, have the shape and type that the device gives them
+        when it compiles.
         """
         if span.last > self.layers:
             raise ModelError(f"the model has {self.layers} layers, not {span.last}")
@@ -135,8 +136,7 @@ class PagedGraph:
         from openvino import opset13
 
         # A cut moves edges, so each piece gets a copy of the graph; the copy shares the weights (0.04 s for
-        # SmolLM2).
-        # It lists its operations in the same order.
+        # SmolLM2). It lists its operations in the same order.
         copy = self._model.clone()
         operations = copy.get_ordered_ops()
         if last is None:
@@ -253,9 +253,25 @@ def read_stateful(xml: bytes, weights: Any) -> IrModel:
     import openvino
 
     try:
-        return openvino.Core().read_model(model=xml, weights=weights)
+        model = openvino.Core().read_model(model=xml, weights=weights)
     except RuntimeError as error:
         raise ModelError(f"OpenVINO cannot read the model's graph: {_first_line(error)}") from error
+    most = max(GRAPH_UNPACKED_LEAST, GRAPH_UNPACKED * int(weights.byte_size))
+    for operation in model.get_ops():
+        if operation.get_type_name() != "Constant":  # those lie within the weights
+            for number in range(operation.get_output_size()):
+                _check_size(operation.get_output_partial_shape(number), most)
+    return model
+
+
+def _check_size(shape: Any, most: int) -> None:
+    """What depends on no open dimension is computed while the graph is transformed, so it has to be
+    bounded.
+    """
+    if shape.is_static and math.prod(dimension.get_length() for dimension in shape) > most:
+        raise ModelError(
+            f"the model's graph is refused: it makes a tensor of more than {most} elements of little"
+        )
 
 
 def _paged(model: IrModel) -> IrModel:
@@ -312,9 +328,9 @@ def _replace_shape(shape_of: Any, hidden: Any) -> None:
     """Puts constants, and the number of rows of `hidden`, in the place of a shape that was taken before the
     cut.
 
-    A static dimension that is gathered from it becomes a constant (phi3 reads a head's size so); an open one
-    can only be the
-    number of rows, for before the cut nothing else varies. `verify` would notice if it were otherwise.
+    A static dimension that is gathered from it becomes a constant (phi3 reads a head's size so); an open
+    one can only be the number of rows, for before the cut nothing else varies. `verify` would notice if it
+    were otherwise.
     """
     import numpy as np
     from openvino import opset13

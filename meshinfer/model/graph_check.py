@@ -1,9 +1,8 @@
 """Checks a graph's XML before OpenVINO's reader sees it, and says where in the weights its constants lie.
 
-The reader is C++ that trusts its input: it follows edges recursively, resolves names, and maps offsets. So
-everything it
-would act upon is checked here first, streaming, by a parser (expat) that is given no entity, no DTD and no
-other file.
+The reader is C++ that trusts its input: it follows edges, resolves names, and maps offsets. So everything
+it would act upon is checked here first, streaming, by a parser (expat) that is given no entity, no DTD and
+no other file.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from meshinfer.limits import (
     GRAPH_BYTES,
     GRAPH_DEPTH,
     GRAPH_DIMENSION,
-    GRAPH_NODES,
-    GRAPH_PATH,
+    GRAPH_ELEMENTS,
     GRAPH_RANK,
     SMALL_CONSTANT_BYTES,
 )
@@ -191,8 +189,6 @@ class _Reading:
         name, kind = attributes.get("name", ""), attributes.get("type", "")
         if identity in self._ports:
             _refuse(f"two layers have the id {identity}")
-        if len(self._ports) >= GRAPH_NODES:
-            _refuse(f"it has more than {GRAPH_NODES} layers")
         if not name or len(name) > _NAME_CHARS or name in self._names:
             _refuse(f"a layer's name is missing, too long or there twice: {_brief(name)}")
         if not _WORD.fullmatch(kind) or not _WORD.fullmatch(attributes.get("version", "")):
@@ -275,26 +271,21 @@ class _Reading:
         self._successors.setdefault(source, []).append(target)
 
     def _check_order(self) -> None:
-        """No cycles, and no path so long that the reader's recursion would exhaust its stack (measured)."""
+        """No circles: what is computed in order of its edges would never end."""
         waiting = dict.fromkeys(self._ports, 0)
         for targets in self._successors.values():
             for target in targets:
                 waiting[target] += 1
-        depth = dict.fromkeys(self._ports, 1)
         ready = [node for node, count in waiting.items() if not count]
         done = 0
         while ready:
-            node = ready.pop()
             done += 1
-            for target in self._successors.get(node, ()):
-                depth[target] = max(depth[target], depth[node] + 1)
+            for target in self._successors.get(ready.pop(), ()):
                 waiting[target] -= 1
                 if not waiting[target]:
                     ready.append(target)
         if done != len(self._ports):
             _refuse("its edges form a circle")
-        if max(depth.values(), default=0) > GRAPH_PATH:
-            _refuse(f"a path through it is longer than {GRAPH_PATH} layers")
 
 
 _Handler: TypeAlias = Callable[[_Reading, dict[str, str]], None]
@@ -350,6 +341,8 @@ def _shape(text: str, element: str, dynamic: bool) -> int:
     dimensions = [_dimension(part.strip(), dynamic) for part in text.split(",")] if text else []
     if len(dimensions) > GRAPH_RANK:
         _refuse(f"it has a tensor of more than {GRAPH_RANK} dimensions")
+    if math.prod(dimension or 1 for dimension in dimensions) > GRAPH_ELEMENTS:
+        _refuse(f"it has a tensor of more than {GRAPH_ELEMENTS} elements")
     return math.prod(1 if dimension is None else dimension for dimension in dimensions)
 
 

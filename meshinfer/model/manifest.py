@@ -104,9 +104,8 @@ class ModelConfig:
 class Manifest:
     """All of a model, without its name: the same weights have the same id, whatever they are called.
 
-    `all_pieces` are sorted and do not overlap; a segment is an ascending tuple of indices into them, so that
-    tied
-    embedding and head share theirs. `layers[i]` is the segment of layer i.
+    `all_pieces` are sorted and do not overlap; a segment is an ascending tuple of indices into them, so
+    that tied embedding and head share theirs. `layers[i]` is the segment of layer i.
     """
 
     weights_size: int

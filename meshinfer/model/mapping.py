@@ -1,12 +1,9 @@
 """Weights mapped into memory for OpenVINO, which then reads them where they lie, as far as it needs them.
 
 OpenVINO can map a file itself, but then denies writing to it on Windows, where the bytes of further layers
-must still
-arrive; and it takes a tensor of ours, but does not keep that tensor's memory alive. So a file is mapped
-once, and
-for the life of the process: a compiled model may read its weights whenever it likes. What this costs is
-address space;
-the pages are the file's own, and the system takes them back when it wants to.
+must still arrive; and it takes a tensor of ours, but does not keep that tensor's memory alive. So a file is
+mapped once, and for the life of the process: a compiled model may read its weights whenever it likes. What
+this costs is address space; the pages are the file's own, and the system takes them back when it wants to.
 """
 
 from __future__ import annotations
@@ -46,8 +43,8 @@ def release(path: Path) -> None:
     has run.
 
     The first inference repacks the weights, so the file's own pages are rarely read after it (on Linux they
-    would count
-    as this process's memory until something else needs room; on Windows they leave with the working set).
+    would count as this process's memory until something else needs room; on Windows they leave with the
+    working set).
     """
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
@@ -93,7 +90,6 @@ def _open(path: Path) -> tuple[mmap.mmap, Any]:
         raise disk_error(reason, f"opening the weights {path}") from error
     address = np.frombuffer(memory, np.uint8).ctypes.data
     # openvino.Tensor refuses an array that says it is read-only. A copy-on-write mapping would satisfy it,
-    # but systems
-    # count one as memory promised, and refuse it for a model larger than that.
+    # but systems count one as memory promised, and refuse it for a model larger than that.
     view = np.ctypeslib.as_array((ctypes.c_uint8 * len(memory)).from_address(address))
     return memory, openvino.Tensor(view, shared_memory=True)

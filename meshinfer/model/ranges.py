@@ -30,8 +30,8 @@ def divide(
     needs.
 
     `reads` holds for each segment the constants that it reads (bytes by name), after the paged-attention
-    pass; `remaining`
-    the names of all constants after it. Small constants, which every peer has anyway, count for nobody.
+    pass; `remaining` the names of all constants after it. Small constants, which every peer has anyway,
+    count for nobody.
     """
     large = [constant for constant in constants if not constant.small]
     known = {(constant.name, constant.size) for constant in large}

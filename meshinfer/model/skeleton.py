@@ -2,9 +2,8 @@
 with all weights.
 
 The paged-attention pass may compute constants from others. Were a small one computed from large weights, a
-peer without
-these weights would compute it from zeros, and be silently wrong. So the pass is run once more over empty
-weights, and must come to the same.
+peer without these weights would compute it from zeros, and be silently wrong. So the pass is run once more
+over empty weights, and must come to the same.
 """
 
 from __future__ import annotations

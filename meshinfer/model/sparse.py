@@ -25,8 +25,7 @@ def mark_sparse(file: BinaryIO) -> None:
     """Tells the file system that holes in `file` take no room. POSIX file systems need no telling.
 
     On Windows a file without this mark is filled with zeros up to the first write beyond its end. A file
-    system that
-    knows no sparse files (FAT32, exFAT) refuses with OSError.
+    system that knows no sparse files (FAT32, exFAT) refuses with OSError.
     """
     if sys.platform == "win32":
         import ctypes

@@ -2,12 +2,10 @@
 came.
 
 Two kinds of harm are looked for. A cut may be no cut (something else would have to travel): then the chain
-differs
-from the uncut paged model, and by nothing at all is the only answer that counts. And the paged-attention
-pass may
-change a model without any error (one architecture of 32 differed by 0.85): then the paged model differs from
-the stateful one that it was made from. All runs are f32 throughout, for only then are such figures
-comparable.
+differs from the uncut paged model, and by nothing at all is the only answer that counts. And the
+paged-attention pass may change a model without any error (one architecture of 32 differed by 0.85): then
+the paged model differs from the stateful one that it was made from. All runs are f32 throughout, for only
+then are such figures comparable.
 """
 
 from __future__ import annotations
@@ -38,11 +36,10 @@ class Report:
     """What came out. `reason` says in one sentence what does not hold, and is empty where all holds.
 
     `cuts` counts the places where the model was cut. `max_abs_diff` is the largest difference in any logit
-    between the chain and the
-    uncut paged model, `max_abs_diff_original` between that and the model as it came. `greedy_equal` is
-    strict; of
-    `tokens` compared, `near_ties` differed where the two best logits were closer than `NEAR_TIE`, which no
-    reordering of sums can be held to, and which alone do not make a model fail.
+    between the chain and the uncut paged model, `max_abs_diff_original` between that and the model as it
+    came. `greedy_equal` is strict; of `tokens` compared, `near_ties` differed where the two best logits
+    were closer than `NEAR_TIE`, which no reordering of sums can be held to, and which alone do not make a
+    model fail.
     """
 
     model: ModelId
@@ -89,8 +86,8 @@ def verify(files: ModelFiles, progress: Progress, quick: bool = False) -> Report
     """Runs the model in the store uncut, cut at each place alone, cut at all places at once, and as it came.
 
     `quick` leaves out the cuts at one place alone, and takes fewer tokens. Memory: the model once, for what
-    is compared is run one
-    piece after the other. Raises ModelError where the model is not all here, or cannot be run or cut at all.
+    is compared is run one piece after the other. Raises ModelError where the model is not all here, or
+    cannot be run or cut at all.
     """
     if not files.complete:
         raise ModelError(
@@ -174,10 +171,9 @@ class _Verification:
 def _chains(layers: int, quick: bool) -> Iterator[tuple[Span, ...]]:
     """Ways to divide the layers. Embedding and head are cut off in all of them.
 
-    The first has all cuts at once, each layer alone; then come the cuts at one place each, for a longer span
-    is compiled to
-    other kernels than its layers alone. Together that is every cut, in 3 times the whole model's work, not
-    in the 2 to the power of its layers of all divisions.
+    The first has all cuts at once, each layer alone; then come the cuts at one place each, for a longer
+    span is compiled to other kernels than its layers alone. Together that is every cut, in 3 times the
+    whole model's work, not in the 2 to the power of its layers of all divisions.
     """
     yield tuple(Span(layer, layer + 1) for layer in range(layers))
     places = range(1, layers)

@@ -40,8 +40,7 @@ _FILE_NAMES: Final[Mapping[str, str]] = {
 
 RECORD_BYTES: Final = 64 * MIB
 """Pieces are recorded after so many bytes: an fsync each would halve the speed of a disk, and what a crash
-leaves
-unrecorded is found again by its hash."""
+leaves unrecorded is found again by its hash."""
 
 _SAMPLE_BYTES: Final = 64
 
@@ -243,8 +242,7 @@ class ModelFiles:
         manifest.
 
         The small constants come after the graph, which says where they belong. Raises ModelError, nothing
-        changed,
-        where the hash differs, the graph is refused by `graph_check`, or the disk is full.
+        changed, where the hash differs, the graph is refused by `graph_check`, or the disk is full.
         """
         entry = self.manifest.file(name)
         if entry is None:
