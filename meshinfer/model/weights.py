@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from meshinfer.model.manifest import (
     segments_of,
 )
 from meshinfer.model.sparse import create_sparse, disk_error, replace_durably, sync
+from meshinfer.text import is_printable
 from meshinfer.values import ModelId, Span
 
 MANIFEST_FILE: Final = "manifest.json"
@@ -62,7 +64,9 @@ class ModelFiles:
                 f"{directory} holds a model of another id ({self.manifest.model[:12]}…): remove the "
                 f"directory and pull again"
             )
-        self._lock = threading.RLock()
+        # What is held is asked for from the agent's loop, which must not wait for a disk: hence two locks.
+        self._lock = threading.Lock()
+        self._recording = threading.Lock()
         self._held_files: set[str] = set()
         self._held: set[int] = set()
         self._unrecorded_bytes = 0
@@ -82,11 +86,12 @@ class ModelFiles:
         directory = store / parsed.model
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            if not (directory / WEIGHTS_FILE).exists():
-                create_sparse(directory / WEIGHTS_FILE, parsed.weights_size)
-            if not (directory / NAME_FILE).exists():
-                replace_durably(directory / NAME_FILE, name.encode("utf-8"))
             if not (directory / MANIFEST_FILE).exists():
+                # The manifest is written last, so without one all else is what a crash left.
+                for leftover in (WEIGHTS_FILE, HAVE_FILE):
+                    (directory / leftover).unlink(missing_ok=True)
+                create_sparse(directory / WEIGHTS_FILE, parsed.weights_size)
+                replace_durably(directory / NAME_FILE, name.encode("utf-8"))
                 replace_durably(directory / MANIFEST_FILE, manifest)
         except OSError as error:
             raise disk_error(error, f"making room for {name}") from error
@@ -105,7 +110,7 @@ class ModelFiles:
             text = read_bounded(self.directory / NAME_FILE, 4 * NAME_CHARS).decode("utf-8")
         except (ModelError, UnicodeDecodeError):
             text = ""
-        return text if text.isprintable() and 0 < len(text) <= NAME_CHARS else self.model[:12]
+        return text if text and is_printable(text, NAME_CHARS) else self.model[:12]
 
     def rename(self, name: str) -> None:
         """Raises ModelError where the disk refuses."""
@@ -122,7 +127,8 @@ class ModelFiles:
     def complete(self) -> bool:
         """Whether every byte of the model can be served from here."""
         with self._lock:
-            return len(self._held) == len(self.manifest.all_pieces) and not self.missing_files()
+            whole = len(self._held) == len(self.manifest.all_pieces)
+        return whole and not self.missing_files()
 
     def missing(self, span: Span | None = None, asker: bool = False) -> list[Piece]:
         """The pieces of weights still to be fetched to run `span`, to ask, or both; without arguments,
@@ -226,16 +232,18 @@ class ModelFiles:
         with self._lock:
             if number in self._held:
                 return
-            try:
-                with self.weights_path.open("r+b") as file:
-                    file.seek(piece.offset)
-                    file.write(data)
-            except OSError as error:
-                raise disk_error(error, f"storing weights of {self.name}") from error
+        try:
+            with self.weights_path.open("r+b") as file:
+                file.seek(piece.offset)
+                file.write(data)
+        except OSError as error:
+            raise disk_error(error, f"storing weights of {self.name}") from error
+        with self._lock:
             self._held.add(number)
             self._unrecorded_bytes += piece.length
-            if self._unrecorded_bytes >= RECORD_BYTES or len(self._held) == len(self.manifest.all_pieces):
-                self.flush()
+            due = self._unrecorded_bytes >= RECORD_BYTES or len(self._held) == len(self.manifest.all_pieces)
+        if due:
+            self.flush()
 
     def write_file(self, name: str, data: bytes) -> None:
         """Takes in the graph, the small constants, the tokenizer or the template, by its name in the
@@ -251,30 +259,32 @@ class ModelFiles:
             raise ModelError(f"the model's {name} arrived damaged: it is fetched again, from elsewhere")
         if name == GRAPH:
             graph_check.check(data, self.manifest.weights_size)
+        try:
+            if name == SMALL:
+                self._scatter(data)
+            replace_durably(self.directory / _FILE_NAMES[name], data)
+        except OSError as error:
+            raise disk_error(error, f"storing {name} of {self.name}") from error
         with self._lock:
-            try:
-                if name == SMALL:
-                    self._scatter(data)
-                replace_durably(self.directory / _FILE_NAMES[name], data)
-            except OSError as error:
-                raise disk_error(error, f"storing {name} of {self.name}") from error
             self._held_files.add(name)
-            self.flush()
+        self.flush()
 
     def flush(self) -> None:
         """Records all that is held, after its bytes reached the disk. Call at the end of a transfer. Raises
         ModelError.
         """
-        with self._lock:
-            bits = sum(1 << number for number in self._held)
-            record = {"files": sorted(self._held_files), "pieces": f"{bits:x}"}
+        with self._recording:
+            with self._lock:
+                files, pieces = sorted(self._held_files), set(self._held)
+                self._unrecorded_bytes = 0
+            # Only what was written before the sync may be recorded after it.
+            record = {"files": files, "pieces": f"{sum(1 << number for number in pieces):x}"}
             try:
                 with self.weights_path.open("r+b") as file:
                     sync(file)
                 replace_durably(self.directory / HAVE_FILE, json.dumps(record).encode("ascii"))
             except OSError as error:
                 raise disk_error(error, f"recording what has arrived of {self.name}") from error
-            self._unrecorded_bytes = 0
 
     def _scatter(self, data: bytes) -> None:
         graph = self.read_file(GRAPH)
@@ -306,6 +316,12 @@ class ModelFiles:
                 self._held_files.add(entry.name)
         try:
             with self.weights_path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size != self.manifest.weights_size:
+                    raise ModelError(
+                        f"{self.weights_path} has {size} bytes instead of {self.manifest.weights_size}:"
+                        f" remove {self.directory} and pull again"
+                    )
                 for number, piece in enumerate(self.manifest.all_pieces):
                     if bits >> number & 1 or _arrived(file, piece):
                         self._held.add(number)
