@@ -41,6 +41,7 @@ def test_a_wrong_sampling_parameter_is_named(parameter: str, values: list[object
         ("stop", [("a",) * (limits.STOP_STRINGS + 1)]),
         ("model", [7, b"x", "\udfff"]),
         ("plain", ["yes", None, 1]),
+        ("ignore_eos", ["yes", None, 0]),
         ("sampling", [None, {"temperature": 1}]),
     ],
 )

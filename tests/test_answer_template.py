@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (templates stand here as models carry them)
 """Conversations become the text that each model was trained on; a broken or hostile template harms nobody."""
 
 from __future__ import annotations

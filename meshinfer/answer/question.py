@@ -78,7 +78,8 @@ class Question:
 
     `max_tokens` None is the agent's bound (`limits.ANSWER_TOKENS`, or what context and memory leave of it).
     `model` None is the one that the mesh serves. `plain` asks for the single message's text to be continued
-    as it stands, without the model's chat template.
+    as it stands, without the model's chat template. `ignore_eos` goes on to `max_tokens` past the model's own
+    end, for measurements.
     """
 
     messages: tuple[Message, ...]
