@@ -175,8 +175,7 @@ def test_kv_of_a_known_model() -> None:
 
 
 def test_the_cost_of_measured_spans_is_covered_but_not_wildly() -> None:
-    """Anonymous memory, measured: see `layer_cost_bytes`. A third more is room; twice as much would be
-    waste."""
+    """Measured: see `layer_cost_bytes`. A third more is room; twice as much would be waste."""
     for layers, weights, taken in ((30, 57, 187), (15, 29, 106)):
         cost = span_cost_bytes([weights * 2**20 // layers] * layers, 576, 0) / 2**20
         assert taken <= cost <= 1.5 * taken

@@ -176,7 +176,7 @@ def test_a_full_pool_refuses_and_harms_nobody() -> None:
     "chunk",
     [
         Chunk(1, 0, rows(2, hidden=63), 1),
-        Chunk(1, 0, rows(2).astype(np.float64), 1),  # type: ignore[arg-type]
+        Chunk(1, 0, rows(2).astype(np.float64), 1),
         Chunk(1, 0, rows(2)[0], 1),
         Chunk(1, 0, rows(0), 0),
         Chunk(1, 0, rows(2), 3),

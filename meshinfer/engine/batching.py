@@ -34,8 +34,7 @@ W = TypeVar("W", bound=Waiter)
 
 
 class WaitingSteps(Generic[W]):
-    """The steps that wait for one shard: first come, first served within an asker, turn by turn between
-    them."""
+    """The steps that wait for one shard: in order within an asker, turn by turn between askers."""
 
     def __init__(self, batch_rows: int = BATCH_ROWS) -> None:
         self._batch_rows = batch_rows

@@ -16,8 +16,8 @@ CPU_BLOCK_TOKENS = 32
 GPU_BLOCK_TOKENS = 16
 
 U8_PARAMETERS = 8
-"""A scale and a zero point, f32 each. OpenVINO's CPU plugin keeps a pair per channel for a block of keys,
-and a pair per token for values (measured on 2026.4; the tests compare with compiled models)."""
+"""A scale and a zero point, f32 each. OpenVINO's CPU plugin keeps a pair per channel for a block of keys, and
+a pair per token for values (measured on 2026.4; the tests compare with compiled models)."""
 
 
 class Write(Protocol):
@@ -32,8 +32,7 @@ class Write(Protocol):
 
 
 class _Holding:
-    """What one sequence has: `held` tokens are written, `blocks` may reach further while a step is under
-    way."""
+    """What one sequence has: `held` tokens are written, `blocks` reach further during a step."""
 
     __slots__ = ("blocks", "held", "table", "touched")
 

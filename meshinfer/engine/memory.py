@@ -40,7 +40,7 @@ def span_cost_bytes(layer_bytes: Sequence[int], hidden: int, kv_bytes: int) -> i
 
 
 def asker_cost_bytes(facts: ModelFacts) -> int:
-    """Bytes that asking takes: the embedding is read from its mapped file row by row, the head is repacked like a
-    layer, and each running answer has a row of logits."""
+    """Bytes that asking takes: the embedding is read from its mapped file row by row, the head is repacked
+    like a layer, and each running answer has a row of logits."""
     logits = ANSWERS_RUNNING * facts.vocabulary * 4
     return facts.embedding_bytes + layer_cost_bytes(facts.head_bytes) + logits

@@ -1,5 +1,4 @@
-"""One thread for one device: it batches the steps that wait for the shards there, and runs whatever else
-must not overlap.
+"""One thread for one device: it batches the steps that wait there, and runs what must not overlap them.
 
 All state of the shards is touched in this thread only. What others ask of it travels as a call through one
 queue: `SimpleQueue` wakes the thread in 16 µs here, a condition variable or `queue.Queue` in 30.
@@ -54,21 +53,20 @@ class Work:
 class _Line:
     """What waits for one shard. `admitted` belongs to the runner's lock, the rest to its thread."""
 
-    __slots__ = ("admitted", "dropped", "free_later", "shard", "waiting")
+    __slots__ = ("admitted", "free_later", "shard", "waiting")
 
     def __init__(self, shard: Shard, batch_rows: int) -> None:
         self.shard = shard
         self.waiting: WaitingSteps[Work] = WaitingSteps(batch_rows)
         self.free_later: set[Hashable] = set()
         self.admitted = 0  # steps submitted and not begun, those on their way to the thread included
-        self.dropped = False
 
 
 class Runner:
     """The thread of one device. Any thread may call its methods; what they start happens in the runner's.
 
-    A batch is whatever waits for one shard when the device gets free, by the rules of `batching`; shards
-    take turns. A step that cannot run fails alone, and so does one that brings the inference down.
+    A batch is whatever waits for one shard when the device gets free, by the rules of `batching`; shards take
+    turns. A step that cannot run fails alone, and so does one that brings the inference down.
     """
 
     def __init__(
@@ -86,9 +84,7 @@ class Runner:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lines: dict[Shard, _Line] = {}
         self._closed = False
-        self._ready: dict[
-            _Line, None
-        ] = {}  # lines with waiting steps, whose turn is next first; the thread's own
+        self._ready: dict[_Line, None] = {}  # lines with waiting steps, the next one first; the thread's own
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name=f"meshinfer-{name}", daemon=True)
         self._thread.start()
@@ -99,8 +95,7 @@ class Runner:
             self._lines[shard] = _Line(shard, self._batch_rows)
 
     def drop(self, shard: Shard, done: Callable[[], None] | None = None) -> None:
-        """Give `shard` up: its waiting steps fail; then `done` is called in the runner's thread, and may
-        close it."""
+        """Give `shard` up: its waiting steps fail; then `done` is called in the thread, to close it."""
         with self._lock:
             line = self._lines.pop(shard, None)
             if line is not None and not self._closed:
@@ -109,8 +104,8 @@ class Runner:
     def submit(self, shard: Shard, work: Work) -> None:
         """Queue a step; `work.done` will be called once.
 
-        Raises `Overloaded` where too many wait, `StepError` for a shard that is not here; then it will not
-        be called.
+        Raises `Overloaded` where too many wait, `StepError` for a shard that is not here; then it will not be
+        called.
         """
         work.submitted_ns = time.perf_counter_ns()
         with self._lock:
@@ -123,8 +118,7 @@ class Runner:
             self._inbox.put(functools.partial(self._enqueue, line, work))
 
     def call(self, run: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        """Run `run` before the next batch and give `done` its result, or the exception; both in the runner's
-        thread.
+        """Run `run` before the next batch and give `done` its result, or the exception, both in the thread.
 
         It should be short, since nothing else runs meanwhile. Raises `StepError` when the runner is closed.
         """
@@ -159,8 +153,8 @@ class Runner:
             if self._ready and not self._stopping:
                 line = next(iter(self._ready))
                 del self._ready[line]
-                self._run_batch(line)
-        for line in self._lines.values():
+                _guarded(functools.partial(self._run_batch, line))
+        for line in list(self._lines.values()):
             self._drop(line, None)
 
     def _take_in(self) -> None:

@@ -23,14 +23,13 @@ INDICES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_be
 class PagedShard:
     """One span on one device. It may be made in any thread; then one thread at a time may use it.
 
-    `model` is an `openvino.Model` after the paged-attention pass with an input "hidden" (f32 `[rows,
-    hidden]` or `[rows, 1, hidden]`), the pass's own inputs, and one output of the same shape; an `input_ids`
-    that is left in it for its shape alone is fed with zeros. `pool_tokens` is KV room in tokens, rounded up
-    to whole blocks. Raises `ModelError` for a model of another kind, `CapacityError` where the device cannot
-    hold it.
+    `model` is an `openvino.Model` after the paged-attention pass with an input "hidden" (f32 `[rows, hidden]`
+    or `[rows, 1, hidden]`), the pass's own inputs, and one output of the same shape; an `input_ids` that is
+    left in it for its shape alone is fed with zeros. `pool_tokens` is KV room in tokens, rounded up to whole
+    blocks. Raises `ModelError` for a model of another kind, `CapacityError` where the device cannot hold it.
 
-    On GPU the same code runs with the block size and KV type that the compiled model names and caches in
-    the device's memory; it has not been run on a real GPU.
+    On GPU the same code runs with the block size and KV type that the compiled model names and caches in the
+    device's memory; it has not been run on a real GPU.
     """
 
     def __init__(
@@ -111,8 +110,7 @@ class PagedShard:
         return self._pool.expire(now)
 
     def warm(self) -> None:
-        """Run a piece of prompt and one token: the first inference repacks the weights, which takes its
-        time."""
+        """Run a piece of prompt and one token: the first inference repacks the weights, which is slow."""
         rows = np.linspace(-1, 1, PREFILL_CHUNK_TOKENS * self.hidden, dtype=np.float32)
         rows = rows.reshape(PREFILL_CHUNK_TOKENS, self.hidden)
         count = min(PREFILL_CHUNK_TOKENS, self.context - 1, self.blocks_total * self.block_tokens - 1)
@@ -181,8 +179,8 @@ class PagedShard:
             raise BadStep(f"positions {chunk.position}+{len(rows)} in a context of {self.context} tokens")
 
     def _run_sound(self, chunks: Sequence[Chunk]) -> list[Rows | StepError]:
-        """`run`, without the chunks whose rows hold NaN or infinity. Found for the whole batch at once,
-        since that is cheap, and looked into only then."""
+        """`run`, without the chunks whose rows hold NaN or infinity. Found for the whole batch at once, since
+        that is cheap, and looked into only then."""
         broken = [not np.isfinite(chunk.rows).all() for chunk in chunks]
         self._pool.abandon(chunk for chunk, bad in zip(chunks, broken, strict=True) if bad)
         sound = [chunk for chunk, bad in zip(chunks, broken, strict=True) if not bad]

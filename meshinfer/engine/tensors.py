@@ -82,9 +82,9 @@ class KvMemory:
     model has.
 
     On CPU the memory is of zero pages that the system provides when a block is first written, so a large pool
-    costs nothing before it is used. Zero it must be: vector code multiplies a block's unwritten tail by
-    zero, and NaN times zero is NaN (OpenVINO GenAI zeroes its cache for the same reason). On GPU it lies in
-    the device's memory; that path could not be tried on a real one.
+    costs nothing before it is used. Zero it must be: vector code multiplies a block's unwritten tail by zero,
+    and NaN times zero is NaN (OpenVINO GenAI zeroes its cache for the same reason). On GPU it lies in the
+    device's memory; that path could not be tried on a real one.
     """
 
     def __init__(self, request: Any, ports: Iterable[Any], blocks: int, device: str) -> None:
