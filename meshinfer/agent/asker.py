@@ -7,7 +7,6 @@ and embeds them, so that the loop has the next step's rows at hand.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -34,9 +33,10 @@ from meshinfer.wire.messages import Free, Message, Refusal, RefusalReason, Resul
 PATIENCE_S: Final = 10.0
 """An answer whose route is gone waits so long for another before it ends with an error: a plan takes about 2 s."""
 
-T = TypeVar("T")
+AGAIN_S: Final = 0.5
+"""A route that failed an answer is tried again after this, while the plan still holds."""
 
-_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -51,11 +51,17 @@ class _Answer:
     steps: list[StepPassed] = field(default_factory=list)
 
 
+    stranded_at: float | None = None
+    """Since when it has had no route; a token ends that."""
+    stranded_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Stranded:
-    """An answer without a route: why, and until when it waits for one."""
+    """An answer without a route: why, when to try the present one again, and until when to wait for another."""
 
     reason: str
+    again_at: float
     until: float
 
 
@@ -108,10 +114,7 @@ class Asker:
         self._speaker = speaker
         self._route = _Route(plan, plan_id(plan), Rounds(pool_limit(plan), self._steps))
         for sequence in list(self._stranded):
-            answer = self._answers.get(sequence)
-            del self._stranded[sequence]
-            if answer is not None:
-                self._seat(answer, self._route)
+            self._seat(self._answers[sequence], self._route)
         self._pump()
 
     def stop_using(self, reason: str) -> None:
@@ -221,7 +224,7 @@ class Asker:
         route.sent_at[draft.step] = monotonic()
         if not self._send(plan.owners[0], step):
             detail = f"{self._name_of(plan.owners[0])} cannot be reached"
-            self._refused(route, draft.step, RefusalReason.OVERLOADED, detail, ())
+            self._refused(route, draft.step, RefusalReason.NOT_ACCEPTED, detail, ())
 
     # ── what comes back ─────────────────────────────────────────────────────────────────────────────────────
     def result(self, sender: PeerId, result: Result) -> None:
@@ -333,15 +336,21 @@ class Asker:
         return self._answers.pop(sequence, None)
 
     def _strand(self, sequence: SequenceId, reason: str, now: float) -> None:
-        """The route is no good for this answer; it may go on along the next one, if that comes in time."""
+        """The route is no good for this answer; it may go on along the same or the next one, if that comes in time."""
         answer = self._answers.get(sequence)
         if answer is None:
             return
-        self._stranded[sequence] = _Stranded(reason, now + PATIENCE_S)
+        if answer.stranded_at is None or answer.session.generated > answer.stranded_tokens:
+            answer.stranded_at, answer.stranded_tokens = now, answer.session.generated
+        self._stranded[sequence] = _Stranded(reason, now + AGAIN_S, answer.stranded_at + PATIENCE_S)
         self._embedded.pop(sequence, None)
 
     def _seat(self, answer: _Answer, route: _Route) -> None:
-        """Let a stranded answer go on; what was shown stays, and what the new owners lack is computed again."""
+        """Let a stranded answer go on; what was shown stays, and what the owners lack is computed again."""
+        self._stranded.pop(answer.session.sequence, None)
+        if answer.plan != route.plan:
+            answer.plan = route.plan
+            answer.steps.clear()
         try:
             route.rounds.add(answer.session)
         except MeshinferError as error:
@@ -351,6 +360,7 @@ class Asker:
         """One timer for what happens though nothing comes: steps that stay away, pauses, answers without a route."""
         times = [stranded.until for stranded in self._stranded.values()]
         if self._route is not None:
+            times += [stranded.again_at for stranded in self._stranded.values()]
             due = self._route.rounds.next_deadline()
             times += [] if due is None else [due]
         due = min(times, default=None)
@@ -366,20 +376,15 @@ class Asker:
     def _time_passed(self) -> None:
         self._timer = None
         now = monotonic()
-        for sequence, stranded in list(self._stranded.items()):
-            if stranded.until <= now:
-                self._fail(sequence, RouteError(f"the answer ends here: {stranded.reason}"))
         route = self._route
         if route is not None:
             self._carry_out(route, route.rounds.expire(now))
-            for sequence in [sequence for sequence in self._stranded if sequence in self._answers]:
-                self._retry(sequence, route)
+        for sequence, stranded in list(self._stranded.items()):
+            if stranded.until <= now:
+                self._fail(sequence, RouteError(f"the answer ends here: {stranded.reason}"))
+            elif route is not None and stranded.again_at <= now:
+                self._seat(self._answers[sequence], route)
         self._pump()
-
-    def _retry(self, sequence: SequenceId, route: _Route) -> None:
-        """Stranded by a step that stayed away while the plan still holds: once more along the same route."""
-        del self._stranded[sequence]
-        self._seat(self._answers[sequence], route)
 
     # ── figures ─────────────────────────────────────────────────────────────────────────────────────────────
     def _note(self, route: _Route, draft: StepDraft, result: Result, came_at: float) -> None:

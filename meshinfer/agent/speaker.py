@@ -53,7 +53,8 @@ class Speaker:
     def prompt(self, question: Question) -> list[int]:
         """The tokens that the model is given. Raises ModelError where the template is missing or broken."""
         if question.plain:
-            return self._tokenizer.encode_prompt(render_plain(question.messages))
+            text = self._tokenizer.guard(render_plain(question.messages))
+            return self._tokenizer.encode_prompt(text)
         if self._template is None:
             raise ModelError(
                 f"{self.name} came without a chat template: ask with --plain to have a text continued, "

@@ -12,7 +12,7 @@ from meshinfer.answer.question import Message, Question, SamplingParams
 from meshinfer.errors import ModelError, ParameterError, UserError
 
 _SAMPLING: Final = frozenset(field.name for field in dataclasses.fields(SamplingParams))
-_KNOWN: Final = _SAMPLING | {"messages", "model", "max_tokens", "stop", "plain"}
+_KNOWN: Final = _SAMPLING | {"messages", "model", "max_tokens", "stop", "plain", "ignore_eos"}
 
 
 class UnknownModel(ModelError):
@@ -54,7 +54,7 @@ def parse_question(body: Mapping[str, Any], models: Sequence[Mapping[str, Any]])
                 name[:80], f"is not known; did you mean {near[0]}?" if near else "is not known"
             )
     sampling = SamplingParams(**{name: value for name, value in given.items() if name in _SAMPLING})
-    rest = {name: value for name, value in given.items() if name in ("max_tokens", "model", "plain")}
+    rest = {name: value for name, value in given.items() if name in ("max_tokens", "model", "plain", "ignore_eos")}
     question = Question(
         messages=_messages(given.get("messages")),
         sampling=sampling,

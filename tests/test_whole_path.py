@@ -1,0 +1,138 @@
+"""The whole path: real agents, real sockets, the real model, answers that are the unsplit model's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from mesh_processes import Running, mesh, meshinfer, wait_until
+
+from meshinfer.answer.question import Message
+from meshinfer.answer.template import ChatTemplate
+from meshinfer.model.graph import read_stateful
+from meshinfer.model.manifest import GRAPH, TEMPLATE, TOKENIZER
+from meshinfer.model.mapping import weights_tensor
+from meshinfer.model.store import find
+from meshinfer.model.tokenizer import Tokenizer
+from meshinfer.model.weights import ModelFiles
+
+pytestmark = pytest.mark.mesh
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a short story about a lighthouse keeper.",
+    "Explain why the sky is blue to a child.",
+    "List five vegetables and a dish for each.",
+    "What does a compiler do?",
+    "Give me three tips for learning to swim.",
+    "Zähle von eins bis zehn auf Deutsch.",
+    "Write a haiku about rain.",
+    "How do I boil an egg?",
+    "Summarise the story of Romeo and Juliet.",
+)
+TOKENS = 64
+NEAR_TIE = 1e-3
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with SmolLM2 in it, pulled as a person would; MESHINFER_TEST_STORE names one that is there already."""
+    given = os.environ.get("MESHINFER_TEST_STORE")
+    if given:
+        return Path(given)
+    home = tmp_path_factory.mktemp("pulled")
+    meshinfer("pull", "smollm2", "--home", home)
+    return home / "models"
+
+
+class Reference:
+    """The model as it came, unsplit and not paged, in f32 throughout: what the mesh has to equal."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        import openvino as ov
+
+        xml, tokenizer, template = (files.read_file(name) for name in (GRAPH, TOKENIZER, TEMPLATE))
+        assert xml is not None
+        assert tokenizer is not None
+        assert template is not None
+        config = files.manifest.config
+        self.eos = set(config.eos)
+        self.tokenizer = Tokenizer(tokenizer, config.eos, config.bos)
+        self._template = ChatTemplate(template.decode())
+        exact = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        }
+        model = read_stateful(xml, weights_tensor(files.weights_path))
+        self._request = ov.Core().compile_model(model, "CPU", exact).create_infer_request()
+
+    def prompt(self, text: str) -> list[int]:
+        spelled = {name: self.tokenizer.spelling(token) for name, token in (("bos_token", 1), ("eos_token", 2))}
+        rendered = self._template.render([Message("user", text)], spelled, now=datetime.now())
+        return self.tokenizer.encode_prompt(rendered)
+
+    def greedy(self, prompt: Sequence[int], most: int) -> tuple[list[int], list[float]]:
+        """Tokens, going on whatever the model says, and at each how far its logit lay above the next best."""
+        self._request.reset_state()
+        tokens, gaps, ids, past = [], [], np.array([prompt], dtype=np.int64), 0
+        for _ in range(most):
+            end = past + ids.shape[1]
+            self._request.infer(
+                {
+                    "input_ids": ids,
+                    "attention_mask": np.ones((1, end), dtype=np.int64),
+                    "position_ids": np.arange(past, end, dtype=np.int64)[None],
+                    "beam_idx": np.zeros(1, dtype=np.int32),
+                }
+            )
+            logits = self._request.get_tensor("logits").data[0, -1]
+            best = int(logits.argmax())
+            gaps.append(float(logits[best] - np.partition(logits, -2)[-2]))
+            tokens.append(best)
+            ids, past = np.array([[best]], dtype=np.int64), end
+        return tokens, gaps
+
+
+def owners(agent: Running) -> list[dict[str, Any]]:
+    plan = agent.get("/api/plan")
+    return list(plan.get("owners") or ())
+
+
+@pytest.fixture
+def exact_mesh(smollm2: Path, tmp_path: Path) -> Iterator[dict[str, Running]]:
+    """Three agents in exact precision; one has the model and asks, and all three run a part."""
+    shutil.copytree(smollm2, tmp_path / "ann" / "models")
+    options = ("--precision", "exact", "--split", "always", "--memory", "1 GiB")
+    lend = (*options, "--lend-only")
+    with mesh(tmp_path, {"ann": options, "bob": lend, "cyd": lend}) as agents:
+        ann = agents["ann"]
+        everybody = list(agents.values())
+        wait_until("three owners", lambda: ann.status()["ready"] and len(owners(ann)) == 3, everybody)
+        yield agents
+
+
+def test_the_mesh_says_what_the_unsplit_model_says(smollm2: Path, exact_mesh: dict[str, Running]) -> None:
+    """Ten prompts, 64 greedy tokens each. Only where the two best logits lie within 1e-3 may they part."""
+    reference = Reference(find(smollm2, "smollm2"))
+    ties = []
+    for question in QUESTIONS:
+        tokens, gaps = reference.greedy(reference.prompt(question), TOKENS)
+        said, done = exact_mesh["ann"].ask(question, max_tokens=TOKENS, ignore_eos=True)
+        assert done["stats"]["tokens"] == TOKENS
+        assert len({stage["peer"] for stage in done["stats"]["route"]}) == 3
+        wanted = reference.tokenizer.decode(tokens)
+        if said != wanted:
+            tie = next((place for place, gap in enumerate(gaps) if gap < NEAR_TIE), None)
+            assert tie is not None, f"{question!r}:\n{said!r}\n{wanted!r}"
+            assert said.startswith(reference.tokenizer.decode(tokens[:tie]))
+            ties.append((question, tie, gaps[tie]))
+    print(f"{len(QUESTIONS) - len(ties)} of {len(QUESTIONS)} equal throughout; parted at near ties: {ties}")
