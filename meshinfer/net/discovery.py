@@ -189,19 +189,29 @@ class Discovery:
         info = AsyncServiceInfo(service_type, name)
         if info.load_from_cache(zeroconf):
             self._see(name, info)  # the usual case: an announcement brings its details along
-        elif len(self._waiting) < limits.DISCOVERED_NAMES:
-            self._waiting[name] = None
-            self._look_up(zeroconf)
         else:
+            self._wait(name)
+            self._look_up(zeroconf)
+
+    def _wait(self, name: str) -> None:
+        # The newest are asked after first and the oldest forgotten: after a flood of names the next real one
+        # is heard.
+        self._waiting[name] = None
+        if len(self._waiting) > limits.DISCOVERED_NAMES:
+            del self._waiting[next(iter(self._waiting))]
             self.counters["overflow"] += 1
 
     def _look_up(self, zeroconf: Zeroconf) -> None:
         while self._waiting and len(self._lookups) < limits.DISCOVERY_LOOKUPS:
-            name = next(iter(self._waiting))
-            del self._waiting[name]
+            name, _ = self._waiting.popitem()
             if name not in self._lookups:
                 task = asyncio.get_running_loop().create_task(self._ask(zeroconf, name))
                 self._lookups[name] = task
+                task.add_done_callback(lambda _: self._looked_up(zeroconf))
+
+    def _looked_up(self, zeroconf: Zeroconf) -> None:
+        self._lookups = {name: task for name, task in self._lookups.items() if not task.done()}
+        self._look_up(zeroconf)
 
     async def _ask(self, zeroconf: Zeroconf, name: str) -> None:
         info = AsyncServiceInfo(SERVICE, name)
@@ -210,9 +220,6 @@ class Discovery:
                 self._see(name, info)
         except _FAILURES as error:
             _log.debug("no details of %s: %s", name, error)
-        finally:
-            del self._lookups[name]
-            self._look_up(zeroconf)
 
     def _see(self, name: str, info: AsyncServiceInfo) -> None:
         sighting = _sighting(name, info, any(address.loopback for address in self._addresses))

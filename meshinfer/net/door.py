@@ -175,19 +175,21 @@ class Door:
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter, host: str) -> None:
         try:
+            payload = await self._hear(reader)
+            if payload is not None and (answer := self._handle(payload, host)) is not None:
+                _write(writer, answer)
+        finally:
+            writer.close()
+
+    async def _hear(self, reader: StreamReader) -> bytes | None:
+        try:
             async with asyncio.timeout(limits.KNOCK_TIMEOUT_S):
                 payload = await _read(reader)
         except (OSError, EOFError, _GarbledError):  # TimeoutError is an OSError
             self.counters["garbled"] += 1
-            writer.transport.abort()
-            return
-        try:
-            self.counters["knocks"] += 1
-            answer = self._handle(payload, host)
-            if answer is not None:
-                _write(writer, answer)
-        finally:
-            writer.close()
+            return None
+        self.counters["knocks"] += 1
+        return payload
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
