@@ -29,7 +29,7 @@ def models(home: Path, as_json: bool) -> None:
     if not listed:
         click.echo("there is no model here yet; get one with: meshinfer pull smollm2")
         return
-    headers = ("name", "id", "size", "layers", "quantization", "context", "here")
+    headers = ("name", "id", "size", "memory", "layers", "quantization", "context", "here")
     click.echo(render.table(headers, map(_cells, listed)))
     for model in listed:
         if model.get("damage"):
@@ -49,11 +49,13 @@ def _listed(home: Path) -> list[dict[str, Any]]:
 
 def _cells(model: dict[str, Any]) -> tuple[object, ...]:
     whole = "damaged" if model.get("damage") else "whole" if model.get("complete") else "in part"
+    memory_bytes = model.get("layers_memory_bytes", 0) + model.get("asking_memory_bytes", 0)
     shown = (model.get(key) for key in ("layers", "quantization", "context"))
     return (
         model.get("name") or "-",
         model["model"][:12],
         render.amount(model.get("size_bytes")),
+        render.amount(memory_bytes or None),
         *("-" if value is None else value for value in shown),
         whole,
     )
@@ -67,6 +69,8 @@ def _facts(stored: Stored) -> dict[str, Any]:
 
 
 def _whole(files: ModelFiles) -> dict[str, Any]:
+    from meshinfer.agent.needs import memory_of
+
     config = files.manifest.config
     return {
         "model": files.model,
@@ -76,6 +80,7 @@ def _whole(files: ModelFiles) -> dict[str, Any]:
         "quantization": config.quantization,
         "context": config.context,
         "complete": files.complete,
+        **memory_of(files.manifest.facts(files.name)),
     }
 
 
