@@ -244,9 +244,9 @@ def _wait_until_ready(home: Path, agents: Sequence[subprocess.Popen[bytes]]) -> 
         if reason != said:
             _say(reason)
             said = reason
-        # The commands themselves take a quarter of a second, so this asks about twice a second.
+        # Not oftener: each command is a process, and takes from the agents on a PC with few cores.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            agents[0].wait(timeout=0.2)
+            agents[0].wait(timeout=0.5)
 
 
 def _status(home: Path) -> dict[str, Any]:
