@@ -16,6 +16,7 @@ from meshinfer.engine.step import Chunk, MissingKv, Overloaded, PoolFull, StepTi
 from meshinfer.errors import StepError
 from meshinfer.limits import DETAIL_CHARS
 from meshinfer.mesh.plan import plan_id
+from meshinfer.model import mapping
 from meshinfer.model.graph import PagedGraph
 from meshinfer.model.weights import ModelFiles
 from meshinfer.values import PeerId, Plan, PlanId, Precision, Span
@@ -70,6 +71,7 @@ class Owner:
             context = files.manifest.config.context
             shard = PagedShard(model, device, self._precision, pool_tokens, self._threads, context)
             shard.warm()
+            mapping.release(files.weights_path)
             return shard
 
         shard = await asyncio.to_thread(build)

@@ -15,6 +15,7 @@ from meshinfer.answer.text import TextStream
 from meshinfer.engine.rows import RowsModel
 from meshinfer.engine.step import Rows
 from meshinfer.errors import ModelError, StepError
+from meshinfer.model import mapping
 from meshinfer.model.graph import PagedGraph
 from meshinfer.model.manifest import TEMPLATE, TOKENIZER
 from meshinfer.model.tokenizer import Tokenizer
@@ -48,6 +49,7 @@ class Speaker:
         self._head = RowsModel(graph.head(), device, precision, threads)
         self._embedding.warm()
         self._head.warm()
+        mapping.release(files.weights_path)
 
     # ── text ────────────────────────────────────────────────────────────────────────────────────────────────
     def prompt(self, question: Question) -> list[int]:
