@@ -226,8 +226,8 @@ class PagedGraph:
     def _windows(self) -> Iterator[int]:
         """The tokens that each layer's attention looks back upon; 0 where that is all."""
         for node in self.topology.of_kind(ATTENTION):
-            window = self._operations[node].input_value(SLIDING_WINDOW_PORT).get_node()
-            yield int(window.data.item()) if window.get_type_name() == "Constant" else 0
+            window = _constant_value(self._operations[node].input_value(SLIDING_WINDOW_PORT))
+            yield 0 if window is None else max(0, int(window.item()))
 
     def _kv_shapes(self) -> Iterator[KvShape]:
         """Also numbers the caches by their layers, whatever order the pass met them in."""
@@ -291,6 +291,22 @@ def _paged(model: IrModel) -> IrModel:
             "cannot be shared"
         )
     return model
+
+
+def _constant_value(output: Any) -> Any | None:
+    """The array that `output` always is; None where it depends on an input, or cannot be computed here."""
+    import numpy as np
+    import openvino
+
+    node = output.get_node()
+    if node.get_type_name() == "Constant":
+        return node.data
+    values = [_constant_value(source) for source in node.input_values()]
+    if not values or any(value is None for value in values) or output.get_partial_shape().is_dynamic:
+        return None
+    result = openvino.Tensor(output.get_element_type(), output.get_shape())
+    computed = node.evaluate([result], [openvino.Tensor(np.ascontiguousarray(value)) for value in values])
+    return np.array(result.data) if computed else None
 
 
 def _topology(operations: Sequence[Any]) -> Topology:

@@ -81,6 +81,8 @@ def check(xml: bytes, weights_size: int) -> CheckedGraph:
     """
     if len(xml) > GRAPH_BYTES:
         _refuse(f"it is {len(xml)} bytes long, and at most {GRAPH_BYTES} are accepted")
+    if b"\0" in xml:
+        _refuse("it is not UTF-8")  # expat would follow a mark of UTF-16, whatever it is told
     reading = _Reading(weights_size)
     # No namespaces: with them expat would accept, under another name, what the reader then sees as an
     # element.
