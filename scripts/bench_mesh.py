@@ -42,16 +42,23 @@ def make_homes(root: Path, store: Path, owners: int) -> tuple[Path, list[Path]]:
 
 def start_owner(home: Path, precision: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "meshinfer", "start", "--home", str(home), "--name", home.name]
-    command += ["--interface", LOOPBACK, "--port", "0", "--memory", MEMORY, "--lend-only", "--until-input-ends"]
+    command += [
+        "--interface",
+        LOOPBACK,
+        "--port",
+        "0",
+        "--memory",
+        MEMORY,
+        "--lend-only",
+        "--until-input-ends",
+    ]
     command += ["--precision", precision]
     log = (home / "output.log").open("wb")
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
 
 async def ask(agent: Agent, text: str, tokens: int) -> tuple[Done, float]:
-    question = Question(
-        (Message("user", text),), GREEDY, max_tokens=tokens, plain=True, ignore_eos=True
-    )
+    question = Question((Message("user", text),), GREEDY, max_tokens=tokens, plain=True, ignore_eos=True)
     start = time.perf_counter()
     first = 0.0
     async for event in agent.ask(question):

@@ -90,14 +90,17 @@ class Running:
         return text + (log.read_text(encoding="utf-8", errors="replace")[-4000:] if log.exists() else "")
 
 
-def wait_until(what: str, holds: Callable[[], object], agents: list[Running], seconds: float = READY_S) -> None:
+def wait_until(
+    what: str, holds: Callable[[], object], agents: list[Running], seconds: float = READY_S
+) -> None:
     """Polls `holds`; where it does not come true, fails with what the agents said."""
     deadline = time.monotonic() + seconds
     while not holds():
         dead = [agent for agent in agents if agent.process.poll() is not None]
         if dead or time.monotonic() > deadline:
             told = "\n".join(
-                f"--- {agent.name}\n{json.dumps(agent.status(), indent=1)[:2000]}\n{agent.told()}" for agent in agents
+                f"--- {agent.name}\n{json.dumps(agent.status(), indent=1)[:2000]}\n{agent.told()}"
+                for agent in agents
             )
             raise AssertionError(f"{what}: did not come true within {seconds:.0f} s\n{told}")
         time.sleep(0.1)

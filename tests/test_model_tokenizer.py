@@ -111,9 +111,7 @@ def test_a_file_that_asks_for_cutting_or_padding_does_not_change_a_prompt() -> N
     assert len(of(library).encode("a b c d e f g h")) == 15
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{}", b"[1", b"\xff\xfe", b'{"model": {"type": "Evil"}}']
-)
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1", b"\xff\xfe", b'{"model": {"type": "Evil"}}'])
 def test_a_damaged_file_is_one_sentence(data: bytes) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
         Tokenizer(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -76,7 +75,9 @@ class Reference:
         self._request = ov.Core().compile_model(model, "CPU", exact).create_infer_request()
 
     def prompt(self, text: str) -> list[int]:
-        spelled = {name: self.tokenizer.spelling(token) for name, token in (("bos_token", 1), ("eos_token", 2))}
+        spelled = {
+            name: self.tokenizer.spelling(token) for name, token in (("bos_token", 1), ("eos_token", 2))
+        }
         rendered = self._template.render([Message("user", text)], spelled, now=datetime.now())
         return self.tokenizer.encode_prompt(rendered)
 
@@ -136,3 +137,53 @@ def test_the_mesh_says_what_the_unsplit_model_says(smollm2: Path, exact_mesh: di
             assert said.startswith(reference.tokenizer.decode(tokens[:tie]))
             ties.append((question, tie, gaps[tie]))
     print(f"{len(QUESTIONS) - len(ties)} of {len(QUESTIONS)} equal throughout; parted at near ties: {ties}")
+
+
+# ── what a part costs ───────────────────────────────────────────────────────────────────────────────────────────
+def on_disk(home: Path) -> int:
+    """Bytes that the models of a home really take, holes not counted."""
+    return sum(path.stat().st_blocks * 512 for path in (home / "models").rglob("*") if path.is_file())
+
+
+def resident(agent: Running) -> int:
+    """Memory that is this process's own: code and files that it shares with others are left out."""
+    return int(psutil.Process(agent.pid).memory_full_info().uss)
+
+
+@pytest.mark.skipif(
+    os.name != "posix", reason="how much of a sparse file is there is asked for in POSIX's way"
+)
+def test_six_of_thirty_layers_cost_six_thirtieths(smollm2: Path, tmp_path: Path) -> None:
+    """On disk and in memory; else a PC that lends a little would pay for the whole model."""
+    files = find(smollm2, "smollm2")
+    shutil.copytree(smollm2, tmp_path / "ann" / "models")
+    split = ("--split", "always", "--memory", "1 GiB")
+    lend = (*split, "--lend-only")
+    agents = {"ann": (*split, "--ask-only"), **dict.fromkeys(("bob", "cyd", "dan", "eve", "fay"), lend)}
+    with mesh(tmp_path, agents) as running:
+        ann, bob = running["ann"], running["bob"]
+        everybody = list(running.values())
+        wait_until("five owners", lambda: ann.status()["ready"] and len(owners(ann)) == 5, everybody)
+        assert [owner["span"]["last"] - owner["span"]["first"] for owner in owners(ann)] == [6] * 5
+        assert "Paris" in ann.ask(QUESTIONS[0])[0]
+        (span,) = bob.status()["spans"]
+        layers = files.manifest.bytes_of(range(span["first"], span["last"]))
+        described = sum(entry.size for entry in files.manifest.files)
+        slack = 2 * 4096 * len(files.manifest.pieces(range(span["first"], span["last"])))
+        assert layers < on_disk(bob.home) < layers + described + len(files.manifest.to_bytes()) + slack
+        part = resident(bob)
+        print(
+            f"6 of 30 layers: {on_disk(bob.home):,} bytes on disk for layers of {layers:,}; {part:,} resident"
+        )
+    lend_all = ("--memory", "1 GiB", "--lend-only")
+    shutil.copytree(smollm2, tmp_path / "whole" / "gus" / "models")
+    with mesh(tmp_path / "whole", {"gus": lend_all}) as running:
+        gus = running["gus"]
+        wait_until("the whole model", lambda: gus.status().get("spans"), [gus])
+        whole = resident(gus)
+    with mesh(tmp_path / "idle", {"hal": lend_all}) as running:
+        hal = running["hal"]
+        wait_until("an agent without a model", lambda: hal.status().get("peer"), [hal])
+        idle = resident(hal)
+    print(f"the whole model: {whole:,} resident; without a model: {idle:,}")
+    assert part - idle < 0.4 * (whole - idle)

@@ -50,7 +50,6 @@ class _Answer:
     first_at: float | None = None
     steps: list[StepPassed] = field(default_factory=list)
 
-
     stranded_at: float | None = None
     """Since when it has had no route; a token ends that."""
     stranded_tokens: int = 0
@@ -252,7 +251,10 @@ class Asker:
         )
 
     def _spoken(
-        self, route: _Route, step: int, spoken: tuple[list[int | StepError], dict[SequenceId, tuple[int, Rows]]]
+        self,
+        route: _Route,
+        step: int,
+        spoken: tuple[list[int | StepError], dict[SequenceId, tuple[int, Rows]]],
     ) -> None:
         picked, embedded = spoken
         self._embedded.update(embedded)

@@ -35,7 +35,9 @@ class BlobSource(Protocol):
 @dataclass(slots=True)
 class _Request:
     peer: PeerId
-    answer: asyncio.Future[Blob | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: asyncio.Future[Blob | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class Bulk:
@@ -138,7 +140,8 @@ class Bulk:
             self._send(peer, Missing(request=fetch.request, digest=fetch.digest))
             return
         self._send(
-            peer, Blob(request=fetch.request, digest=fetch.digest, offset=fetch.offset, total=total, body=body)
+            peer,
+            Blob(request=fetch.request, digest=fetch.digest, offset=fetch.offset, total=total, body=body),
         )
 
     async def close(self) -> None:

@@ -122,9 +122,7 @@ class Links:
             return
         # Dictionaries keep their order: of the least trusted kind, the first is the oldest.
         linked = set(self._transport.peers)
-        key = min(
-            self._places, key=lambda key: (self._places[key].peer in linked, self._places[key].source)
-        )
+        key = min(self._places, key=lambda key: (self._places[key].peer in linked, self._places[key].source))
         del self._places[key]
 
     def heard_from(self, peer: PeerId, addresses: Iterable[str], door_port: int) -> None:
@@ -145,9 +143,7 @@ class Links:
             for host in introduction.addresses:
                 self.add_place(host, introduction.door, Source.PEER)
 
-    def introduction_of(
-        self, peer: PeerId, addresses: Iterable[str], door_port: int
-    ) -> Introduction | None:
+    def introduction_of(self, peer: PeerId, addresses: Iterable[str], door_port: int) -> Introduction | None:
         """What others are told of a linked peer: first the address that this agent reached it at."""
         member = self._roster.by_peer(peer)
         if member is None:

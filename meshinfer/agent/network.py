@@ -55,9 +55,7 @@ class Network:
         self.roster = Roster(membership.mesh_public)
         self.roster.admit(membership.certificate, clock.wall())
         self.transport = Transport(identity.curve_secret, self._admit, self._take, self._on_link)
-        self.links = Links(
-            self.roster, self.transport, membership.certificate, identity.peer, metrics
-        )
+        self.links = Links(self.roster, self.transport, membership.certificate, identity.peer, metrics)
         self._door = Door(self.links.answer)
         self._discovery: Discovery | None = None
         self._mesh = membership.mesh

@@ -47,8 +47,7 @@ def status(agent: Agent) -> dict[str, Any]:
         ],
         "readiness": None if standing is None else standing.readiness.value,
         "fetching": {
-            what: {"done_bytes": done, "total_bytes": total}
-            for what, (done, total) in agent.progress.items()
+            what: {"done_bytes": done, "total_bytes": total} for what, (done, total) in agent.progress.items()
         },
         "answers": agent.asker.under_way,
         "device": agent.device.name,

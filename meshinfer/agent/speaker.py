@@ -69,7 +69,7 @@ class Speaker:
             "bos_token": self._spelling(self._tokenizer.bos),
             "eos_token": self._spelling(min(self._eos, default=None)),
         }
-        rendered = self._template.render(guarded, words, now=datetime.now())  # noqa: DTZ005 - the person's own day
+        rendered = self._template.render(guarded, words, now=datetime.now())
         return self._tokenizer.encode_prompt(rendered)
 
     def _spelling(self, token: int | None) -> str:

@@ -54,7 +54,9 @@ def parse_question(body: Mapping[str, Any], models: Sequence[Mapping[str, Any]])
                 name[:80], f"is not known; did you mean {near[0]}?" if near else "is not known"
             )
     sampling = SamplingParams(**{name: value for name, value in given.items() if name in _SAMPLING})
-    rest = {name: value for name, value in given.items() if name in ("max_tokens", "model", "plain", "ignore_eos")}
+    rest = {
+        name: value for name, value in given.items() if name in ("max_tokens", "model", "plain", "ignore_eos")
+    }
     question = Question(
         messages=_messages(given.get("messages")),
         sampling=sampling,
