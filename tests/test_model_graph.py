@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import random
@@ -23,7 +24,7 @@ from meshinfer.limits import GRAPH_BYTES
 from meshinfer.model import cuts, graph_check
 from meshinfer.model.cuts import Tensor, Topology
 from meshinfer.model.graph import PagedGraph, read_stateful
-from meshinfer.model.mapping import weights_tensor
+from meshinfer.model.mapping import release, weights_tensor
 from meshinfer.model.trial import PagedModel
 from meshinfer.values import KvShape, Span
 
@@ -389,3 +390,34 @@ def serialized(model: ov.Model) -> tuple[bytes, bytes]:
 def test_a_graph_that_is_no_language_model_says_why() -> None:
     with pytest.raises(ModelError, match=r"cannot be shared|does not take tokens"):
         PagedGraph(little(), ov.Tensor(WEIGHTS.view(np.uint8).copy()))
+
+
+def test_a_piece_outlives_its_graph_and_the_release_of_its_pages(tmp_path: Path) -> None:
+    """A compiled model reads its weights whenever it likes; were they unmapped, the process would die."""
+    files = adopted("llama", tmp_path)
+    graph = PagedGraph.open(files)
+    piece = PagedModel(graph.span(Span(0, 2)), 64)
+    rows = [np.random.default_rng(0).standard_normal((5, 1, 64), np.float32)]
+    expected = piece.run(rows)
+    del graph
+    gc.collect()
+    release(files.weights_path)
+    assert np.array_equal(piece.run(rows), expected)
+    again = PagedModel(PagedGraph.open(files).span(Span(0, 2)), 64)
+    assert np.array_equal(again.run(rows), expected)
+
+
+def test_weights_may_arrive_while_others_of_the_same_file_are_in_use(tmp_path: Path) -> None:
+    """A peer that takes over a further layer fetches it while it serves those that it has."""
+    whole, part = adopted("llama", tmp_path / "whole"), empty("llama", tmp_path / "part")
+    for entry in part.missing_files():
+        part.write_file(entry.name, whole.read_blob(entry.digest, 0, entry.size))
+    results = []
+    for layer in (1, 4):
+        for needed in part.missing(Span(layer, layer + 1)):
+            part.write_piece(needed, whole.read_blob(needed.digest, 0, needed.length))
+        results.append(PagedModel(PagedGraph.open(part).span(Span(layer, layer + 1)), 64))
+    rows = [np.random.default_rng(0).standard_normal((5, 1, 64), np.float32)]
+    for layer, piece in zip((1, 4), results, strict=True):
+        expected = PagedModel(paged("llama").span(Span(layer, layer + 1)), 64).run(rows)
+        assert np.array_equal(piece.run(rows), expected)
