@@ -171,14 +171,13 @@ class _Verification:
 def _chains(layers: int, quick: bool) -> Iterator[tuple[Span, ...]]:
     """Ways to divide the layers. Embedding and head are cut off in all of them.
 
-    The first has all cuts at once, each layer alone; then come the cuts at one place each, for a longer
-    span is compiled to other kernels than its layers alone. Together that is every cut, in 3 times the
-    whole model's work, not in the 2 to the power of its layers of all divisions.
+    The first has all cuts at once, each layer alone; then, unless `quick`, come the cuts at one place each,
+    for a longer span is compiled to other kernels than its layers alone.
     """
     yield tuple(Span(layer, layer + 1) for layer in range(layers))
-    places = range(1, layers)
-    for place in places[len(places) // 2 :][:1] if quick else places:
-        yield Span(0, place), Span(place, layers)
+    if not quick:
+        for place in range(1, layers):
+            yield Span(0, place), Span(place, layers)
 
 
 def _prompts(graph: PagedGraph, context: int, quick: bool) -> list[list[Tokens]]:
