@@ -21,10 +21,11 @@ from openvino import opset13
 
 from meshinfer.errors import ModelError
 from meshinfer.limits import GRAPH_BYTES
-from meshinfer.model import cuts, graph_check
+from meshinfer.model import cuts, graph_check, skeleton
 from meshinfer.model.cuts import Tensor, Topology
-from meshinfer.model.graph import PagedGraph, read_stateful
+from meshinfer.model.graph import PagedGraph
 from meshinfer.model.mapping import release, weights_tensor
+from meshinfer.model.reading import read_stateful
 from meshinfer.model.trial import PagedModel
 from meshinfer.values import KvShape, Span
 
@@ -421,3 +422,35 @@ def test_weights_may_arrive_while_others_of_the_same_file_are_in_use(tmp_path: P
     for layer, piece in zip((1, 4), results, strict=True):
         expected = PagedModel(paged("llama").span(Span(layer, layer + 1)), 64).run(rows)
         assert np.array_equal(piece.run(rows), expected)
+
+
+def test_a_model_with_a_state_besides_keys_and_values_is_refused() -> None:
+    """As models with convolution or state-space layers have it: nobody would carry it over, or free it."""
+    model = read_stateful(xml_of("llama").read_bytes(), weights_tensor(weights_of("llama")))
+    end = next(
+        op for op in model.get_ordered_ops() if op.get_friendly_name().endswith("layers.2/aten::add/Add_1")
+    )
+    readers = end.output(0).get_target_inputs()
+    before = opset13.read_value(opset13.reduce_mean(end, np.array([1]), True), "convolution")
+    mixed = opset13.add(end, before)
+    for reader in readers:
+        reader.replace_source_output(mixed.output(0))
+    keeps = opset13.assign(opset13.reduce_mean(mixed, np.array([1]), True), "convolution")
+    model = ov.Model(model.get_results(), [*model.get_sinks(), keeps], model.get_parameters(), "mixed")
+    xml, weights = serialized(model)
+    with pytest.raises(ModelError, match="cannot be shared"):
+        PagedGraph(xml, ov.Tensor(np.frombuffer(weights, np.uint8).copy()))
+
+
+def test_a_skeleton_that_gives_another_graph_is_noticed() -> None:
+    """A small constant that was computed from large weights would be wrong wherever these are not."""
+    weights = bytearray(weights_of("llama").read_bytes())
+    xml = xml_of("llama").read_bytes()
+    constants = graph_check.check(xml, len(weights)).constants
+    scale = next(c for c in constants if "layers.0.self_attn/aten::scaled_dot_product_attention/" in c.name)
+    assert scale.small
+    weights[scale.offset] ^= 1
+    other = PagedGraph(xml, ov.Tensor(np.frombuffer(bytes(weights), np.uint8).copy()))
+    skeleton._compare(paged("llama"), paged("llama"))
+    with pytest.raises(ModelError, match="depends on its large weights"):
+        skeleton._compare(paged("llama"), other)

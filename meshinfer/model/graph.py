@@ -6,21 +6,18 @@ the first.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from meshinfer.errors import ModelError
-from meshinfer.limits import GRAPH_UNPACKED, GRAPH_UNPACKED_LEAST, HIDDEN, LAYERS, VOCABULARY
+from meshinfer.limits import HIDDEN, LAYERS, VOCABULARY
 from meshinfer.model import cuts
-from meshinfer.model.cuts import ATTENTION, Tensor, Topology
+from meshinfer.model.cuts import ATTENTION, Tensor
 from meshinfer.model.manifest import GRAPH
 from meshinfer.model.mapping import weights_tensor
+from meshinfer.model.reading import IrModel, constant_value, read_paged, topology
 from meshinfer.model.weights import ModelFiles
 from meshinfer.values import KvShape, Span
-
-IrModel: TypeAlias = Any
-"""An `openvino.Model`; the library comes without types."""
 
 TOKENS: Final = "input_ids"
 HIDDEN_NAME: Final = "hidden"
@@ -55,9 +52,9 @@ class PagedGraph:
 
         Raises ModelError, which says why, where the model cannot be paged or cut.
         """
-        self._model = _paged(read_stateful(xml, weights))
+        self._model = read_paged(xml, weights)
         self._operations = self._model.get_ordered_ops()
-        self.topology = _topology(self._operations)
+        self.topology = topology(self._operations)
         self._tokens = self._find_tokens()
         self._result = self._find_result()
         self.vocabulary = _last_dimension(self._operations[self._result].input_value(0), "logits", VOCABULARY)
@@ -144,8 +141,6 @@ class PagedGraph:
         else:
             node, port = self.cuts[last]
             end = operations[node].output(port)
-        if end.get_element_type() != openvino.Type.f32:
-            end = opset13.convert(end, openvino.Type.f32).output(0)
         result = opset13.result(end)
         if first is not None:
             self._begin_at(operations, first, self._result if last is None else self.cuts[last][0])
@@ -165,10 +160,8 @@ class PagedGraph:
         shape = [-1, *([1] if len(tensor.get_partial_shape()) == 3 else []), self.hidden]
         hidden = opset13.parameter(shape, openvino.Type.f32, HIDDEN_NAME)
         hidden.output(0).set_names({HIDDEN_NAME})
-        element = tensor.get_element_type()
-        begin = hidden if element == openvino.Type.f32 else opset13.convert(hidden, element)
         for reader in tensor.get_target_inputs():
-            reader.replace_source_output(begin.output(0))
+            reader.replace_source_output(hidden.output(0))
         for shape_of in cuts.leaking_shapes(self.topology, (node, port), end, self._tokens):
             _replace_shape(operations[shape_of], hidden)
 
@@ -205,10 +198,12 @@ class PagedGraph:
         return self._operations[tensor[0]].output(tensor[1])
 
     def _may_be_hidden(self, tensor: Tensor) -> bool:
-        """Rows of real numbers: `[rows, width]` or `[rows, 1, width]`."""
+        """Rows of f32, as all exporters have them whatever the weights are: `[rows, width]` or `[rows, 1,
+        width]`.
+        """
         output = self._output(tensor)
         shape = output.get_partial_shape()
-        if not output.get_element_type().is_real() or shape.rank.is_dynamic:
+        if output.get_element_type().get_type_name() != "f32" or shape.rank.is_dynamic:
             return False
         dimensions = list(shape)
         if len(dimensions) not in (2, 3) or dimensions[0].is_static or dimensions[-1].is_dynamic:
@@ -226,7 +221,7 @@ class PagedGraph:
     def _windows(self) -> Iterator[int]:
         """The tokens that each layer's attention looks back upon; 0 where that is all."""
         for node in self.topology.of_kind(ATTENTION):
-            window = _constant_value(self._operations[node].input_value(SLIDING_WINDOW_PORT))
+            window = constant_value(self._operations[node].input_value(SLIDING_WINDOW_PORT))
             yield 0 if window is None else max(0, int(window.item()))
 
     def _kv_shapes(self) -> Iterator[KvShape]:
@@ -246,81 +241,6 @@ class PagedGraph:
                     f"layer {layer} has keys of {heads} heads of {key} numbers, which is not supported"
                 )
             yield KvShape(heads, key, value)
-
-
-def read_stateful(xml: bytes, weights: Any) -> IrModel:
-    """The model as it came, from checked XML and an `openvino.Tensor` of its weights. Raises ModelError."""
-    import openvino
-
-    try:
-        model = openvino.Core().read_model(model=xml, weights=weights)
-    except RuntimeError as error:
-        raise ModelError(f"OpenVINO cannot read the model's graph: {_first_line(error)}") from error
-    most = max(GRAPH_UNPACKED_LEAST, GRAPH_UNPACKED * int(weights.byte_size))
-    for operation in model.get_ops():
-        if operation.get_type_name() != "Constant":  # those lie within the weights
-            for number in range(operation.get_output_size()):
-                _check_size(operation.get_output_partial_shape(number), most)
-    return model
-
-
-def _check_size(shape: Any, most: int) -> None:
-    """What depends on no open dimension is computed while the graph is transformed, so it has to be
-    bounded.
-    """
-    if shape.is_static and math.prod(dimension.get_length() for dimension in shape) > most:
-        raise ModelError(
-            f"the model's graph is refused: it makes a tensor of more than {most} elements of little"
-        )
-
-
-def _paged(model: IrModel) -> IrModel:
-    from openvino._offline_transformations import paged_attention_transformation
-
-    try:
-        paged_attention_transformation(model)
-    except RuntimeError as error:
-        raise ModelError(
-            f"the model cannot keep its keys and values in pages, so it cannot be shared: "
-            f"{_first_line(error)}"
-        ) from error
-    kinds = {operation.get_type_name() for operation in model.get_ops()}
-    if kinds & {"ReadValue", "Assign"}:
-        raise ModelError(
-            "the model keeps a state besides keys and values (convolution or state-space layers), so it "
-            "cannot be shared"
-        )
-    return model
-
-
-def _constant_value(output: Any) -> Any | None:
-    """The array that `output` always is; None where it depends on an input, or cannot be computed here."""
-    import numpy as np
-    import openvino
-
-    node = output.get_node()
-    if node.get_type_name() == "Constant":
-        return node.data
-    values = [_constant_value(source) for source in node.input_values()]
-    if not values or any(value is None for value in values) or output.get_partial_shape().is_dynamic:
-        return None
-    result = openvino.Tensor(output.get_element_type(), output.get_shape())
-    computed = node.evaluate([result], [openvino.Tensor(np.ascontiguousarray(value)) for value in values])
-    return np.array(result.data) if computed else None
-
-
-def _topology(operations: Sequence[Any]) -> Topology:
-    number = {operation.get_name(): index for index, operation in enumerate(operations)}
-    return Topology(
-        [operation.get_type_name() for operation in operations],
-        [
-            [
-                (number[source.get_node().get_name()], source.get_index())
-                for source in operation.input_values()
-            ]
-            for operation in operations
-        ],
-    )
 
 
 def _parameters(result: Any) -> list[Any]:
@@ -396,9 +316,3 @@ def _last_dimension(output: Any, what: str, most: int) -> int:
     if not 0 < width <= most:
         raise ModelError(f"the model's {what} is {width} wide, and at most {most} is supported")
     return width
-
-
-def _first_line(error: BaseException) -> str:
-    """OpenVINO's messages carry a stack of C++ places; the last sentence of them says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:300]

@@ -27,14 +27,14 @@ def check_skeleton(files: ModelFiles, graph: PagedGraph) -> None:
     xml, small = files.read_file(GRAPH), files.read_file(SMALL)
     assert xml is not None, "every manifest names a graph"
     assert small is not None, "every manifest names its small constants"
-    with tempfile.TemporaryDirectory(dir=files.directory, prefix="skeleton-") as directory:
-        path = Path(directory) / "weights.bin"
-        try:
+    try:
+        with tempfile.TemporaryDirectory(dir=files.directory, prefix="skeleton-") as directory:
+            path = Path(directory) / "weights.bin"
             _write(path, xml, small, files.manifest.weights_size)
-        except OSError as error:
-            raise disk_error(error, f"verifying {files.name}") from error
-        with mapped_briefly(path) as tensor:
-            _compare(graph, PagedGraph(xml, tensor))
+            with mapped_briefly(path) as tensor:
+                _compare(graph, PagedGraph(xml, tensor))
+    except OSError as error:
+        raise disk_error(error, f"verifying {files.name}") from error
 
 
 def _write(path: Path, xml: bytes, small: bytes, size: int) -> None:

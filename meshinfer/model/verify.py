@@ -18,10 +18,11 @@ import numpy as np
 
 from meshinfer.errors import ModelError
 from meshinfer.limits import NEAR_TIE, ORIGINAL_DIFFERENCE, VERIFY_LOGITS_BYTES
-from meshinfer.model.graph import PagedGraph, read_stateful
+from meshinfer.model.graph import PagedGraph
 from meshinfer.model.manifest import GRAPH
 from meshinfer.model.mapping import release, weights_tensor
 from meshinfer.model.progress import Progress
+from meshinfer.model.reading import read_stateful
 from meshinfer.model.skeleton import check_skeleton
 from meshinfer.model.trial import Original, PagedModel, Rows, Tokens
 from meshinfer.model.weights import ModelFiles
