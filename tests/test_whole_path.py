@@ -16,9 +16,9 @@ from mesh_processes import Running, mesh, meshinfer, wait_until
 
 from meshinfer.answer.question import Message
 from meshinfer.answer.template import ChatTemplate
-from meshinfer.model.graph import read_stateful
 from meshinfer.model.manifest import GRAPH, TEMPLATE, TOKENIZER
 from meshinfer.model.mapping import weights_tensor
+from meshinfer.model.reading import read_stateful
 from meshinfer.model.store import find
 from meshinfer.model.tokenizer import Tokenizer
 from meshinfer.model.weights import ModelFiles
@@ -39,17 +39,6 @@ QUESTIONS = (
 )
 TOKENS = 64
 NEAR_TIE = 1e-3
-
-
-@pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with SmolLM2 in it, pulled as a person would; MESHINFER_TEST_STORE names one that is there already."""
-    given = os.environ.get("MESHINFER_TEST_STORE")
-    if given:
-        return Path(given)
-    home = tmp_path_factory.mktemp("pulled")
-    meshinfer("pull", "smollm2", "--home", home)
-    return home / "models"
 
 
 class Reference:
