@@ -43,6 +43,7 @@ class Running:
         self.home = home
         self.name = home.name
         self.log = home / "output.log"
+        home.mkdir(parents=True, exist_ok=True)
         words = ["start", "--home", home, "--name", home.name, "--interface", LOOPBACK, "--port", "0"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -107,6 +107,7 @@ def test_each_key_has_its_variable(tmp_path: Path) -> None:
         "network.peers": "p:1",
         "network.interfaces": "lo",
         "network.port": "5",
+        "network.discovery": "off",
         "sharing.memory": "1 GiB",
         "sharing.ask": "no",
         "sharing.lend": "no",

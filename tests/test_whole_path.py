@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from mesh_processes import Running, mesh, meshinfer, wait_until
+from mesh_processes import Running, mesh, wait_until
 
 from meshinfer.answer.question import Message
 from meshinfer.answer.template import ChatTemplate

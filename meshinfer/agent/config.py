@@ -37,11 +37,13 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """`interfaces` holds names or addresses, none meaning all usable ones; `port` 0 means any free one."""
+    """`interfaces` holds names or addresses, none meaning all usable ones; `port` 0 means any free one. With
+    `discovery` off nothing is announced or listened for by multicast: peers are those configured, and theirs."""
 
     peers: tuple[Address, ...]
     interfaces: tuple[str, ...]
     port: int
+    discovery: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("network.peers", settings.addresses, tuple, "--peer"),
     Setting("network.interfaces", settings.words, tuple, "--interface"),
     Setting("network.port", settings.port, lambda: DOOR_PORT, "--port"),
+    Setting("network.discovery", settings.switch, lambda: True, "--no-discovery"),
     Setting("sharing.memory", settings.memory_bytes, default_memory_bytes, "--memory"),
     Setting("sharing.ask", settings.switch, lambda: True, "--lend-only"),
     Setting("sharing.lend", settings.switch, lambda: True, "--ask-only"),
@@ -185,6 +188,7 @@ def load(
             peers=values["network.peers"],
             interfaces=values["network.interfaces"],
             port=values["network.port"],
+            discovery=values["network.discovery"],
         ),
         sharing=SharingConfig(
             memory_bytes=values["sharing.memory"], ask=values["sharing.ask"], lend=values["sharing.lend"]

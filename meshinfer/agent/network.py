@@ -72,9 +72,10 @@ class Network:
             self.links.add_place(address.host, address.port, Source.CONFIGURED)
         for host, port in known_places:
             self.links.add_place(host, port, Source.CONFIGURED)
-        announcement = Announcement(PROTOCOL_VERSION, self._mesh, self._identity.peer, self.ports.door)
-        self._discovery = Discovery(announcement, self._config.interfaces, self._sighted, _lost)
-        await self._discovery.open()
+        if self._config.discovery:
+            announcement = Announcement(PROTOCOL_VERSION, self._mesh, self._identity.peer, self.ports.door)
+            self._discovery = Discovery(announcement, self._config.interfaces, self._sighted, _lost)
+            await self._discovery.open()
         self.links.start()
 
     async def close(self) -> None:

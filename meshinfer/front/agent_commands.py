@@ -35,6 +35,9 @@ _STOP_POLL_S: Final = 0.05
 @click.option("--model", metavar="NAME", help="The model to serve.")
 @click.option("--lend-only", is_flag=True, help="Nobody asks here: all memory goes to layers for others.")
 @click.option("--ask-only", is_flag=True, help="This PC only asks: it runs no layers for others.")
+@click.option(
+    "--no-discovery", is_flag=True, help="Find peers by configured addresses alone, not by multicast."
+)
 @click.option("--until-input-ends", is_flag=True, hidden=True, help="Stop when standard input ends.")
 def start(
     home: Path,
@@ -50,6 +53,7 @@ def start(
     model: str | None,
     lend_only: bool,
     ask_only: bool,
+    no_discovery: bool,
     until_input_ends: bool,
 ) -> None:
     """Run the agent here until Ctrl-C or `meshinfer stop`."""
@@ -60,6 +64,7 @@ def start(
         "network.port": port,
         "network.peers": peers,
         "network.interfaces": interfaces,
+        "network.discovery": False if no_discovery else None,
         "sharing.memory": memory,
         "sharing.ask": False if lend_only else None,
         "sharing.lend": False if ask_only else None,
