@@ -84,6 +84,17 @@ def test_handlers_are_restored() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_an_agent_may_open_as_many_sockets_as_the_system_permits() -> None:
+    program = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 4096)); " + (
+        "from meshinfer.net import process; process.prepare(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert output == "(4096, 4096)\n"
+
+
 def test_the_loop_can_watch_sockets_for_reading() -> None:
     """Windows's default loop cannot, and ZeroMQ needs it."""
     made = loop.new_loop()

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from meshinfer.net import process
+
 Result = TypeVar("Result")
 
 monotonic: Callable[[], float] = time.monotonic
@@ -25,7 +27,7 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
 
     The second such signal ends the process as if nobody had listened for it.
     """
-    raise_descriptor_limit()
+    process.prepare()
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_run(main))
 
@@ -37,16 +39,13 @@ async def _run(main: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Windows's default loop cannot watch sockets for reading, which ZeroMQ needs; the selector loop can."""
-    if sys.platform == "win32":
-        return asyncio.SelectorEventLoop()
-    return asyncio.new_event_loop()
+    """A selector loop on every system: Windows's default one cannot watch sockets for reading, as ZeroMQ needs."""
+    return asyncio.SelectorEventLoop()
 
 
 @contextmanager
 def stopping(stop: asyncio.Event) -> Iterator[None]:
-    """Set `stop` on the signals that ask a program to end, for as long as the context lasts. Main thread
-    only.
+    """Set `stop` on the signals that ask a program to end, as long as the context lasts. Main thread only.
 
     Python runs a signal's handler between two of its own instructions, and a loop that waits in `select`
     executes none; on Windows a signal does not even interrupt it. A byte on a socket that the loop watches
@@ -78,21 +77,7 @@ def stopping(stop: asyncio.Event) -> Iterator[None]:
 
 
 def _signals() -> list[signal.Signals]:
+    asked = [signal.SIGINT, signal.SIGTERM]
     if sys.platform == "win32":
-        return [signal.SIGINT, signal.SIGTERM, signal.SIGBREAK]
-    return [signal.SIGINT, signal.SIGTERM]
-
-
-def raise_descriptor_limit() -> None:
-    """Allow as many open sockets as the system permits without asking: a common default of 1,024 is a hundred
-    peers.
-
-    Windows has no such limit.
-    """
-    if sys.platform == "win32":
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        asked.append(signal.SIGBREAK)
+    return asked

@@ -87,7 +87,7 @@ class Transport:
     def bind(self, hosts: Sequence[str], ports: Sequence[int]) -> tuple[int, int, int]:
         """Listen on `hosts` (addresses, or `*`) at three ports (control, data, bulk; 0: any).
 
-        Returns the ports bound. After an error nothing is bound, and `bind` may be called again.
+        Returns the ports bound. After an error nothing stays bound, and `bind` may be called again.
 
         Raises:
             OSError: a port is taken (`EADDRINUSE`, `EACCES`), or an address is not this PC's.

@@ -41,7 +41,8 @@ class Watch:
     def _turn(self) -> None:
         if self._closed:
             return
-        self._postpone(False)
+        if self._later is not None:
+            self._postpone(False)
         emptied = False
         try:
             emptied = self._take_some()
