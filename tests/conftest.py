@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from mesh_processes import meshinfer
 
+from meshinfer.net.loop import new_loop
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The kind of loop that an agent runs in (`net.loop`): Windows's default one cannot watch ZeroMQ's sockets."""
-    if sys.platform == "win32":
-        return asyncio.WindowsSelectorEventLoopPolicy()
-    return asyncio.DefaultEventLoopPolicy()
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run in the kind of loop that an agent runs in: Windows's default one cannot watch ZeroMQ's sockets."""
+    return {"agent": new_loop}
 
 
 @pytest.fixture(scope="session")
