@@ -20,7 +20,7 @@ from typing import Any
 
 from meshinfer.agent import config, membership
 from meshinfer.agent.agent import Agent
-from meshinfer.answer.question import GREEDY, Done, Message, Question, Text
+from meshinfer.answer.question import Done, Message, Question, SamplingParams, Text
 from meshinfer.net import loop
 
 LOOPBACK = "127.0.0.1"
@@ -58,7 +58,7 @@ def start_owner(home: Path, precision: str) -> subprocess.Popen[bytes]:
 
 
 async def ask(agent: Agent, text: str, tokens: int) -> tuple[Done, float]:
-    question = Question((Message("user", text),), GREEDY, max_tokens=tokens, plain=True, ignore_eos=True)
+    question = Question((Message("user", text),), SamplingParams(temperature=0.0), max_tokens=tokens, plain=True, ignore_eos=True)
     start = time.perf_counter()
     first = 0.0
     async for event in agent.ask(question):
