@@ -58,7 +58,13 @@ def start_owner(home: Path, precision: str) -> subprocess.Popen[bytes]:
 
 
 async def ask(agent: Agent, text: str, tokens: int) -> tuple[Done, float]:
-    question = Question((Message("user", text),), SamplingParams(temperature=0.0), max_tokens=tokens, plain=True, ignore_eos=True)
+    question = Question(
+        (Message("user", text),),
+        SamplingParams(temperature=0.0),
+        max_tokens=tokens,
+        plain=True,
+        ignore_eos=True,
+    )
     start = time.perf_counter()
     first = 0.0
     async for event in agent.ask(question):
