@@ -22,6 +22,7 @@ from meshinfer.agent.network import Network
 from meshinfer.agent.owner import Owner
 from meshinfer.agent.settings import address
 from meshinfer.agent.speaker import Speaker
+from meshinfer.agent.speeds import Speeds
 from meshinfer.answer.question import Done, Question, Text
 from meshinfer.engine.blocks import kv_bytes_per_token
 from meshinfer.engine.device import choose
@@ -128,6 +129,7 @@ class Agent:
         self.me: PeerId = self.identity.peer
         self.membership = ensure_membership(self.home, self.identity, config.mesh.token, config.name)
         self.device = await asyncio.to_thread(choose, engine.device)
+        self._speeds = Speeds(self.home)
         self._bulk = Bulk(self._send, lambda model: self.library.files(model))
         self._closing.push_async_callback(self._bulk.close)
         self.library = Library(self.home, self._bulk)
@@ -226,7 +228,7 @@ class Agent:
             device=self.device.name,
             precision=self.config.engine.precision,
             capacity_bytes=self._capacity_bytes(facts),
-            decode_us=0,
+            decode_us=self._decode_us(facts),
             holdings=self.library.holdings(),
             wants=self.library.wanted(self.config.model.default),
             standing=None,
@@ -248,6 +250,13 @@ class Agent:
         if up and channel is Channel.CONTROL and self.network is not None:
             payload = encode_advert(self.ownership.view.own)
             self._send(peer, AdvertMessage(payload, self.identity.sign(payload)))
+
+    def _decode_us(self, facts: ModelFacts | None) -> int:
+        """What one layer of the mesh's model takes here, 0 until it was measured."""
+        engine = self.config.engine
+        if facts is None:
+            return 0
+        return self._speeds.get(facts.model, self.device.name, engine.precision, engine.threads)
 
     def _ask_refused(self, facts: ModelFacts) -> str | None:
         """Why nobody may ask on this PC, by its settings or its memory."""
@@ -355,7 +364,9 @@ class Agent:
             await self.library.fetch(
                 files, load.span, False, lambda: self._holders(model), self._progress("layers")
             )
-            await self.owner.load(load.plan, load.span, load.device, load.pool_tokens, files)
+            measured_us = await self.owner.load(load.plan, load.span, load.device, load.pool_tokens, files)
+            engine = self.config.engine
+            self._speeds.put(model, load.device, engine.precision, engine.threads, measured_us)
         except MeshinferError as error:
             _log.warning("layers %s of %s cannot be served: %s", load.span, model[:12], error)
             self._handle(LoadFailed(plan, str(error)))

@@ -12,6 +12,7 @@ import numpy as np
 from meshinfer.agent.metrics import Metrics
 from meshinfer.engine.runner import Outcome, Runner, Work
 from meshinfer.engine.shard import PagedShard
+from meshinfer.engine.speed import decode_us
 from meshinfer.engine.step import Chunk, MissingKv, Overloaded, PoolFull, StepTiming
 from meshinfer.errors import StepError
 from meshinfer.limits import DETAIL_CHARS
@@ -60,23 +61,24 @@ class Owner:
         self._loop = asyncio.get_running_loop()
 
     # ── spans ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def load(self, plan: Plan, span: Span, device: str, pool_tokens: int, files: ModelFiles) -> None:
-        """Builds, compiles and warms the span; steps of other spans go on meanwhile.
+    async def load(self, plan: Plan, span: Span, device: str, pool_tokens: int, files: ModelFiles) -> int:
+        """Builds, compiles and warms the span, and returns what one layer takes for a token, in microseconds.
 
-        Raises ModelError or CapacityError.
+        Steps of other spans go on meanwhile. Raises ModelError or CapacityError.
         """
 
-        def build() -> PagedShard:
+        def build() -> tuple[PagedShard, int]:
             model = PagedGraph.open(files).span(span)
             context = files.manifest.config.context
             shard = PagedShard(model, device, self._precision, pool_tokens, self._threads, context)
             shard.warm()
             mapping.release(files.weights_path)
-            return shard
+            return shard, decode_us(shard, len(span))
 
-        shard = await asyncio.to_thread(build)
+        shard, measured_us = await asyncio.to_thread(build)
         self._runner.add(shard)
         self._serving[plan_id(plan)] = Serving(plan, span, shard)
+        return measured_us
 
     def unload(self, plan: PlanId) -> None:
         """Stops serving under this plan; what waits is refused."""
