@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import openvino as ov
 
+from meshinfer.engine.device import core
 from meshinfer.engine.rows import RowsModel
 from meshinfer.engine.shard import PagedShard
 from meshinfer.engine.step import Chunk, Rows
@@ -58,11 +58,14 @@ def run(on: PagedShard, sequence: object, data: Rows, position: int = 0, want: i
 
 def original_logits(name: str, tokens: Sequence[int]) -> Rows:
     """Logits `[n, vocabulary]` of the model as it came: stateful, uncut, f32."""
-    core = ov.Core()
-    model = core.read_model(ZOO / name / "openvino_model.xml")
-    request = core.compile_model(
-        model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-    ).create_infer_request()
+    model = core().read_model(ZOO / name / "openvino_model.xml")
+    request = (
+        core()
+        .compile_model(
+            model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+        )
+        .create_infer_request()
+    )
     count = len(tokens)
     given = {
         "input_ids": np.array([tokens], np.int64),

@@ -4,6 +4,7 @@ not."""
 from __future__ import annotations
 
 import pytest
+from engine_models import graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -14,7 +15,6 @@ from meshinfer.engine.memory import span_cost_bytes
 from meshinfer.engine.step import BadStep, MissingKv, PoolFull
 from meshinfer.limits import LEASE_S
 from meshinfer.values import KvShape, Precision, Span
-from tests.engine_models import graph
 
 BLOCKS, BLOCK_TOKENS = 12, 4
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from engine_models import rows, run, shard
 
 from meshinfer.engine.runner import Outcome, Runner, Work
 from meshinfer.engine.shard import PagedShard
 from meshinfer.engine.step import BadStep, Chunk, MissingKv, Overloaded, PoolFull, Rows, StepTiming
 from meshinfer.errors import StepError
 from meshinfer.limits import LEASE_S
-from tests.engine_models import rows, run, shard
 
 WAIT_S = 20.0
 

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import psutil
 import pytest
+from engine_models import ZOO, ends, graph, original_logits, rows, run, shard
 
 from meshinfer.engine.device import choose, compile_properties, devices
 from meshinfer.engine.memory import span_cost_bytes
@@ -19,7 +20,6 @@ from meshinfer.engine.step import BadStep, Chunk, MissingKv, PoolFull, Rows
 from meshinfer.errors import CapacityError, ConfigError, ModelError, StepError
 from meshinfer.limits import LEASE_S, MIB
 from meshinfer.values import Precision, Span
-from tests.engine_models import ends, graph, original_logits, rows, run, shard
 
 CLOSE = 1e-4
 """f32 sums in another order: results of another batch shape differ by a few millionths of their size."""
@@ -243,7 +243,7 @@ def test_a_pool_takes_memory_only_as_far_as_it_is_used() -> None:
 MEASURE = """
 import gc, json, sys
 import psutil
-from tests.engine_models import shard, rows, run, graph
+from engine_models import shard, rows, run, graph
 small = shard("gpt2", 0, 1); small.warm()
 
 gc.collect()
@@ -261,7 +261,11 @@ print(json.dumps({"taken": taken, "kv": 6 * 2 * 32 * 4 * 1024}))
 
 def test_a_loaded_span_takes_no_more_than_was_promised() -> None:
     output = subprocess.run(
-        [sys.executable, "-c", MEASURE], capture_output=True, check=True, text=True
+        [sys.executable, "-c", MEASURE],
+        capture_output=True,
+        check=True,
+        text=True,
+        cwd=Path(__file__).parent,
     ).stdout
     measured = json.loads(output.splitlines()[-1])
     layer = (graph("llama").hidden ** 2) * 4 * 12
@@ -305,3 +309,22 @@ def test_broken_rows_never_reach_the_head() -> None:
     with pytest.raises(BadStep):
         head.logits(np.full((1, 64), np.nan, np.float32))
     assert head.logits(rows(3)).shape == (3, 512)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signal stacks")
+def test_a_signal_after_models_came_and_went_does_not_kill_the_process() -> None:
+    """OpenVINO's CPU plugin gives threads a signal stack that may be gone later: Ctrl-C must not end in a crash."""
+    program = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from meshinfer.engine.device import core as engine_core\n"
+        "from meshinfer.model.reading import core as model_core\n"
+        f"xml = Path({str(ZOO / 'llama' / 'openvino_model.xml')!r})\n"
+        "for core in (engine_core, model_core, engine_core):\n"
+        "    compiled = core().compile_model(core().read_model(xml), 'CPU')\n"
+        "    del compiled\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('heard'))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "heard\n"), done.stderr

@@ -17,6 +17,7 @@ from meshinfer.model import conversion, fetch, gguf, judge, process, rope, sourc
 from meshinfer.model.lock import exclusive
 from meshinfer.model.pull import pull
 from meshinfer.model.quantization import Compression
+from meshinfer.model.reading import core
 from meshinfer.model.tokenizer import Tokenizer
 
 ZOO = Path(__file__).parent / "data" / "zoo"
@@ -47,14 +48,13 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logits(xml: Path, ids: list[int]) -> np.ndarray:
     """[tokens, vocabulary], in f32, of the model as it was converted."""
-    import openvino as ov
 
     exact = {
         "INFERENCE_PRECISION_HINT": "f32",
         "KV_CACHE_PRECISION": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
-    request = ov.Core().compile_model(xml, "CPU", exact).create_infer_request()
+    request = core().compile_model(xml, "CPU", exact).create_infer_request()
     count = len(ids)
     outputs = request.infer(
         {
@@ -100,7 +100,6 @@ def test_an_interrupted_conversion_is_begun_anew(tmp_path: Path) -> None:
 
 
 def test_positions_are_exact_and_scaled_by_the_files_own_factors(converted: Path, tmp_path: Path) -> None:
-    import openvino as ov
 
     factors = np.array([1, 1, 1, 2, 4, 8, 8, 8], np.float32)
     path = tiny_gguf.write(tmp_path / "x.gguf", extra=lambda w: w.add_tensor(rope.TENSOR, factors))
@@ -110,7 +109,7 @@ def test_positions_are_exact_and_scaled_by_the_files_own_factors(converted: Path
     for xml, expected in ((plain, unscaled), (scaled, unscaled / factors)):
         tables = [
             node.data.ravel().copy()
-            for node in ov.Core().read_model(xml).get_ops()
+            for node in core().read_model(xml).get_ops()
             if node.get_type_name() == "Constant" and list(node.shape) == [1, 8, 1]
         ]
         np.testing.assert_allclose(tables, [expected], rtol=1e-6)

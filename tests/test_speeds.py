@@ -28,7 +28,9 @@ def test_small_changes_change_no_plan(tmp_path: Path) -> None:
         assert speeds.get(MODEL, "CPU", AUTO, None) == known
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"a": "b"}', b'{"a": -1, "b": true, "c": 1e9}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b'{"a": "b"}', b'{"a": -1, "b": true, "c": 1e9}', b"\xff"]
+)
 def test_a_damaged_file_is_measured_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / SPEEDS_FILE).write_bytes(content)
     speeds = Speeds(tmp_path)
@@ -38,4 +40,13 @@ def test_a_damaged_file_is_measured_anew(tmp_path: Path, content: bytes) -> None
 
 
 def test_two_digits_are_kept() -> None:
-    assert [coarse(value) for value in (1, 9, 10, 99, 104, 105, 847, 12_345)] == [1, 9, 10, 99, 100, 110, 850, 12_000]
+    assert [coarse(value) for value in (1, 9, 10, 99, 104, 105, 847, 12_345)] == [
+        1,
+        9,
+        10,
+        99,
+        100,
+        110,
+        850,
+        12_000,
+    ]

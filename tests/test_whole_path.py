@@ -18,7 +18,7 @@ from meshinfer.answer.question import Message
 from meshinfer.answer.template import ChatTemplate
 from meshinfer.model.manifest import GRAPH, TEMPLATE, TOKENIZER
 from meshinfer.model.mapping import weights_tensor
-from meshinfer.model.reading import read_stateful
+from meshinfer.model.reading import core, read_stateful
 from meshinfer.model.store import find
 from meshinfer.model.tokenizer import Tokenizer
 from meshinfer.model.weights import ModelFiles
@@ -45,8 +45,6 @@ class Reference:
     """The model as it came, unsplit and not paged, in f32 throughout: what the mesh has to equal."""
 
     def __init__(self, files: ModelFiles) -> None:
-        import openvino as ov
-
         xml, tokenizer, template = (files.read_file(name) for name in (GRAPH, TOKENIZER, TEMPLATE))
         assert xml is not None
         assert tokenizer is not None
@@ -61,7 +59,7 @@ class Reference:
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
         model = read_stateful(xml, weights_tensor(files.weights_path))
-        self._request = ov.Core().compile_model(model, "CPU", exact).create_infer_request()
+        self._request = core().compile_model(model, "CPU", exact).create_infer_request()
 
     def prompt(self, text: str) -> list[int]:
         spelled = {

@@ -11,6 +11,10 @@ from typing import Any, Final
 from meshinfer.answer.question import Message, Question, SamplingParams
 from meshinfer.errors import ModelError, ParameterError, UserError
 
+DEFAULTS: Final[Mapping[str, float]] = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "min_p": 0.05}
+"""What a person gets who says nothing. The model's whole distribution (temperature 1, nothing cut off) makes small
+models ramble; these are near what other local programs use, a little calmer."""
+
 _SAMPLING: Final = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 _KNOWN: Final = _SAMPLING | {"messages", "model", "max_tokens", "stop", "plain", "ignore_eos"}
 
@@ -53,7 +57,8 @@ def parse_question(body: Mapping[str, Any], models: Sequence[Mapping[str, Any]])
             raise ParameterError(
                 name[:80], f"is not known; did you mean {near[0]}?" if near else "is not known"
             )
-    sampling = SamplingParams(**{name: value for name, value in given.items() if name in _SAMPLING})
+    chosen = {name: value for name, value in given.items() if name in _SAMPLING}
+    sampling = SamplingParams(**{**DEFAULTS, **chosen})
     rest = {
         name: value for name, value in given.items() if name in ("max_tokens", "model", "plain", "ignore_eos")
     }

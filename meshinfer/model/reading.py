@@ -6,6 +6,7 @@ are, is checked here.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -18,12 +19,23 @@ IrModel: TypeAlias = Any
 """An `openvino.Model`; the library comes without types."""
 
 
-def read_stateful(xml: bytes, weights: Any) -> IrModel:
-    """The model as it came, from checked XML and an `openvino.Tensor` of its weights. Raises ModelError."""
+@functools.cache
+def core() -> Any:
+    """This room's one `openvino.Core`, kept for the life of the process.
+
+    Not only for speed: each Core with a CPU plugin gives its thread a signal stack of its own, and unmaps that when it
+    goes; of two that do not end in reverse order one leaves the thread with a stack that is gone, and the next
+    signal (Ctrl-C) kills the process. Seen with 2026.4.1.
+    """
     import openvino
 
+    return openvino.Core()
+
+
+def read_stateful(xml: bytes, weights: Any) -> IrModel:
+    """The model as it came, from checked XML and an `openvino.Tensor` of its weights. Raises ModelError."""
     try:
-        model = openvino.Core().read_model(model=xml, weights=weights)
+        model = core().read_model(model=xml, weights=weights)
     except RuntimeError as error:
         raise ModelError(f"OpenVINO cannot read the model's graph: {_first_line(error)}") from error
     most = max(GRAPH_UNPACKED_LEAST, GRAPH_UNPACKED * int(weights.byte_size))

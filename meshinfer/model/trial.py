@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from meshinfer.errors import ModelError
 from meshinfer.model.graph import HIDDEN_NAME, TOKENS
+from meshinfer.model.reading import core
 
 Rows: TypeAlias = NDArray[np.float32]
 """f32 `[rows, …]`: hidden states or logits of one step."""
@@ -139,9 +140,7 @@ def _is_cache(port: Any) -> bool:
 
 
 def _compile(model: Any) -> Any:
-    import openvino
-
     try:
-        return openvino.Core().compile_model(model, "CPU", EXACT)
+        return core().compile_model(model, "CPU", EXACT)
     except RuntimeError as error:
         raise ModelError(f"OpenVINO cannot compile the model: {str(error)[-300:]}") from error
