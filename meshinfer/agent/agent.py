@@ -68,8 +68,8 @@ from meshinfer.wire.messages import (
     Step,
 )
 
-REFRESH_S: Final = 2.0
-"""A model that another program pulled is noticed within this."""
+LOOK_S: Final = 2.0
+"""A model that another program pulled, or a new address of this PC, is noticed within this."""
 
 NOWHERE: Final = Ports(1, 1, 1, 1)
 """The ports of an agent that is in no mesh: it listens nowhere, and nobody sees its advert."""
@@ -107,6 +107,7 @@ class Agent:
         self._loads: dict[PlanId, asyncio.Task[None]] = {}
         self._fetching: set[ModelId] = set()
         self._version = 0
+        self._message: tuple[Advert, AdvertMessage] | None = None
         self._incarnation = int(clock.wall() * 1000)
         self._due = asyncio.Event()
         self._speaker: Speaker | None = None
@@ -157,11 +158,12 @@ class Agent:
             self._closing.push_async_callback(self.asker.close)
             await self.network.open(_places(self.membership.addresses))
         costs = Costs(kv_bytes_per_token, layer_cost_bytes, span_fixed_bytes)
-        self.ownership = Ownership(self._portrait(None), costs, clock.monotonic())
+        self._shown = self._portrait(None)
+        self.ownership = Ownership(_as_decoded(self._shown), costs, clock.monotonic())
         for facts in self.library.facts():
             self._handle(ModelKnown(facts))
         self._spawn(self._beat())
-        self._spawn(self._watch_library())
+        self._spawn(self._look_around())
 
     async def stop(self) -> None:
         """Says goodbye, and gives everything back. Safe to call more than once."""
@@ -191,9 +193,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         while True:
             beat_at = loop.time() + limits.HEARTBEAT_S
-            self._review()
             self._advertise()
-            self._runner.expire()
             while (left := beat_at - loop.time()) > 0:
                 deadline = self.ownership.next_deadline()
                 due_s = left if deadline is None else min(left, max(0.0, deadline - clock.monotonic()))
@@ -204,24 +204,28 @@ class Agent:
                 except TimeoutError:
                     self._handle(Tick())
 
-    async def _watch_library(self) -> None:
+    async def _look_around(self) -> None:
+        """What changes outside: models on the disk, this PC's addresses; and KV that nobody asked for any more."""
         while True:
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(LOOK_S)
             await self.library.refresh()
+            if self.network is not None:
+                await self.network.refresh()
             for facts in self.library.facts():
                 if self.ownership.facts(facts.model) is None:
                     self._handle(ModelKnown(facts))
+            self._runner.expire()
             self._review()
 
     # ── what this agent says of itself ──────────────────────────────────────────────────────────────────────
     def _portrait(self, facts: ModelFacts | None) -> Advert:
-        """This agent's advert without its standing, as others decode it. `facts` are of the mesh's model."""
+        """This agent's advert without its standing and version. `facts` are of the mesh's model."""
         network = self.network
-        advert = Advert(
+        return Advert(
             peer=self.me,
             name=self.config.name,
             incarnation=self._incarnation,
-            version=self._version,
+            version=0,
             addresses=network.addresses() if network else (),
             ports=network.ports if network else NOWHERE,
             program=__version__,
@@ -234,7 +238,6 @@ class Agent:
             standing=None,
             min_owners=limits.ROUTE_HOPS if self.config.placement.split is Split.ALWAYS else 1,
         )
-        return decode_advert(encode_advert(advert))
 
     def _capacity_bytes(self, facts: ModelFacts | None) -> int:
         """What spans may use here: all that is shared, less what asking takes where this PC asks and has the room."""
@@ -247,9 +250,8 @@ class Agent:
 
     def _link_changed(self, peer: PeerId, channel: Channel, up: bool) -> None:
         """A new peer hears of this agent at once, and not at the next heartbeat."""
-        if up and channel is Channel.CONTROL and self.network is not None:
-            payload = encode_advert(self.ownership.view.own)
-            self._send(peer, AdvertMessage(payload, self.identity.sign(payload)))
+        if up and channel is Channel.CONTROL:
+            self._send(peer, self._signed())
 
     def _decode_us(self, facts: ModelFacts | None) -> int:
         """What one layer of the mesh's model takes here, 0 until it was measured."""
@@ -279,23 +281,35 @@ class Agent:
 
     def _review(self) -> None:
         """Tell ownership, and through it the others, when something about this agent has changed."""
-        now = self._portrait(self._facts())
-        if replace(self.ownership.view.own, standing=None) != now:
-            self._version += 1
-            self._handle(SelfChanged(replace(now, version=self._version)))
-            self._advertise()
+        portrait = self._portrait(self._facts())
+        if portrait == self._shown:
+            return
+        self._shown = portrait
+        self._version += 1
+        self._handle(SelfChanged(_as_decoded(replace(portrait, version=self._version))))
+        self._advertise()
 
     def _advertise(self) -> None:
-        if self.network is None:
-            return
-        payload = encode_advert(self.ownership.view.own)
-        self.network.broadcast(AdvertMessage(payload, self.identity.sign(payload)))
+        """To all whose link is up."""
+        if self.network is not None:
+            self.network.broadcast(self._signed())
+
+    def _signed(self) -> AdvertMessage:
+        """The advert as it is now; signed once for each version."""
+        own = self.ownership.view.own
+        if self._message is None or self._message[0] != own:
+            payload = encode_advert(own)
+            self._message = (own, AdvertMessage(payload, self.identity.sign(payload)))
+        return self._message[1]
 
     # ── events and effects ──────────────────────────────────────────────────────────────────────────────────
     def _handle(self, event: Event) -> None:
-        for effect in self.ownership.handle(event, clock.monotonic()):
+        effects = self.ownership.handle(event, clock.monotonic())
+        for effect in effects:
             self._do(effect)
-        self._due.set()
+        if effects:
+            self._review()
+            self._due.set()
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -513,3 +527,8 @@ class Agent:
 def _places(addresses: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """`host:port` as a token carries them."""
     return tuple((found.host, found.port) for found in map(address, addresses))
+
+
+def _as_decoded(advert: Advert) -> Advert:
+    """As others will have it: text is cleaned on the way."""
+    return decode_advert(encode_advert(advert))

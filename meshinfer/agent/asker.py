@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from time import perf_counter_ns
 from typing import Final, TypeVar
 
 import numpy as np
@@ -210,6 +211,7 @@ class Asker:
         speaker = self._speaker
         assert speaker is not None, "a route comes with its speaker"
         self._in_runner(
+            "embed",
             lambda: speaker.embed(draft.tokens, draft.positions),
             lambda rows: self._send_step(route, draft, rows),
             lambda error: self._refused(route, draft.step, RefusalReason.FAILED, str(error), ()),
@@ -245,6 +247,7 @@ class Asker:
             return
         rows = np.asarray(result.rows, dtype=np.float32)
         self._in_runner(
+            "head",
             lambda: speaker.speak(rows, wanting),
             lambda spoken: self._spoken(route, result.step, spoken),
             lambda error: self._refused(route, result.step, RefusalReason.FAILED, str(error), ()),
@@ -284,18 +287,34 @@ class Asker:
         self._loop.call_soon(self._pump)
 
     def _in_runner(
-        self, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
+        self, what: str, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
     ) -> None:
-        """Run `work` in the inference thread, then one of the others in the loop."""
+        """Run `work` in the inference thread, then one of the others in the loop. `what` names it in the metrics."""
+        asked_ns = perf_counter_ns()
+        begun_ns = ended_ns = asked_ns
+
+        def timed() -> T:
+            nonlocal begun_ns, ended_ns
+            begun_ns = perf_counter_ns()
+            try:
+                return work()
+            finally:
+                ended_ns = perf_counter_ns()
+
+        def back(outcome: T | Exception) -> None:
+            self._metrics.took(f"{what}.wait", (begun_ns - asked_ns) // 1000)
+            self._metrics.took(f"{what}.run", (ended_ns - begun_ns) // 1000)
+            self._metrics.took(f"{what}.return", (perf_counter_ns() - ended_ns) // 1000)
+            if isinstance(outcome, Exception):
+                failed(outcome)
+            else:
+                done(outcome)
 
         def finished(outcome: T | Exception) -> None:
-            if isinstance(outcome, Exception):
-                self._loop.call_soon_threadsafe(failed, outcome)
-            else:
-                self._loop.call_soon_threadsafe(done, outcome)
+            self._loop.call_soon_threadsafe(back, outcome)
 
         try:
-            self._runner.call(work, finished)
+            self._runner.call(timed, finished)
         except StepError as error:
             failed(error)
 

@@ -28,6 +28,8 @@ class Library:
         self._store = home / STORE_DIRECTORY
         self._bulk = bulk
         self._files: dict[ModelId, ModelFiles] = {}
+        self._names: dict[ModelId, str] = {}
+        self._facts: dict[ModelId, ModelFacts] = {}
         self._damaged: dict[ModelId, str] = {}
         self._in_use: Counter[ModelId] = Counter()
 
@@ -45,18 +47,25 @@ class Library:
         for stored in listed:
             if stored.files is not None and not self._in_use.get(stored.model, 0):
                 self._files[stored.model] = stored.files
+                self._names[stored.model] = stored.name
         for model in set(self._files) - here:
             del self._files[model]
+            del self._names[model]
 
     def files(self, model: ModelId) -> ModelFiles | None:
         return self._files.get(model)
 
     def facts(self) -> Iterable[ModelFacts]:
-        return [files.manifest.facts(files.name) for files in self._files.values()]
+        for model, files in self._files.items():
+            if model not in self._facts:
+                self._facts[model] = files.manifest.facts(self._names[model])
+        return [self._facts[model] for model in self._files]
 
     def holdings(self) -> tuple[Holding, ...]:
         """What an advert says of the models here, complete ones first."""
-        holdings = [Holding(model, files.name, files.complete) for model, files in self._files.items()]
+        holdings = [
+            Holding(model, self._names[model], files.complete) for model, files in self._files.items()
+        ]
         holdings.sort(key=lambda holding: (not holding.complete, holding.model))
         return tuple(holdings[:HOLDINGS])
 
@@ -64,18 +73,18 @@ class Library:
         """The complete model of that name or id, else the only complete one there is."""
         complete = [files for files in self._files.values() if files.complete]
         for files in complete:
-            if files.name == name or (len(name) >= 6 and files.model.startswith(name)):
+            if self._names[files.model] == name or (len(name) >= 6 and files.model.startswith(name)):
                 return files.model
         return complete[0].model if len(complete) == 1 else None
 
     def as_json(self) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = []
-        for model, files in sorted(self._files.items(), key=lambda item: item[1].name):
+        for model, files in sorted(self._files.items(), key=lambda item: self._names[item[0]]):
             config = files.manifest.config
             rows.append(
                 {
                     "model": model,
-                    "name": files.name,
+                    "name": self._names[model],
                     "size_bytes": files.manifest.weights_size,
                     "layers": config.layers,
                     "quantization": config.quantization,
@@ -94,6 +103,7 @@ class Library:
             return known
         data = await self._bulk.fetch(peers, model, bytes.fromhex(model), MANIFEST_BYTES)
         files = await asyncio.to_thread(ModelFiles.create, self._store, data, name)
+        self._names[model] = files.name
         return self._files.setdefault(model, files)
 
     async def fetch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -60,10 +61,12 @@ class Network:
         self._discovery: Discovery | None = None
         self._mesh = membership.mesh
         self._adverts: dict[PeerId, tuple[bytes, Advert]] = {}
+        self._addresses: tuple[str, ...] = ()
         self.ports = Ports(0, 0, 0, 0)
 
     async def open(self, known_places: tuple[tuple[str, int], ...] = ()) -> None:
         """Raises ConfigError where no port is free or an interface does not exist."""
+        await self.refresh()
         hosts = listening_hosts(self._config.interfaces)
         self.ports = await open_ports(self._door, self.transport, hosts, self._config.port)
         self.links.ports = self.ports
@@ -86,9 +89,13 @@ class Network:
         await self.transport.close()
 
     def addresses(self) -> tuple[str, ...]:
-        """Where others may reach this PC, read anew each time: they change with DHCP and cables."""
-        hosts = [address.host for address in current_addresses(self._config.interfaces)]
-        return tuple(hosts[:ADDRESSES])
+        """Where others may reach this PC, as of the last `refresh`."""
+        return self._addresses
+
+    async def refresh(self) -> None:
+        """Read this PC's addresses anew: they change with DHCP and cables."""
+        found = await asyncio.to_thread(current_addresses, self._config.interfaces)
+        self._addresses = tuple(address.host for address in found[:ADDRESSES])
 
     def problems(self) -> list[str]:
         """Sentences for a person who wonders where the others are."""

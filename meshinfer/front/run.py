@@ -25,10 +25,15 @@ _LOG_BYTES: Final = 4 * 1024 * 1024
 _LOG_FILES: Final = 2
 """Two old logs are kept: 12 MiB in all, days of an ordinary office."""
 
+_SWITCH_S: Final = 0.001
+"""How long the inference thread may wait for the interpreter while the loop holds it, and the other way round.
+Python's own 5 ms are half a step of a small model."""
+
 
 def serve(home: Path, config: Config, *, until_input_ends: bool = False) -> None:
     """Returns when the agent was told to stop. Raises UserError if one runs on this home already."""
     private_directory(home)
+    sys.setswitchinterval(_SWITCH_S)
     with HomeLock(home), _logging_to(home):
         remove_leftovers(home)
         from meshinfer.net import loop
