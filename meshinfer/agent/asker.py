@@ -261,8 +261,10 @@ class Asker:
     ) -> None:
         picked, embedded = spoken
         self._embedded.update(embedded)
-        self._carry_out(route, route.rounds.returned(step, picked))
+        effects = route.rounds.returned(step, picked)
+        # The next step first: owners compute while people are told.
         self._pump()
+        self._carry_out(route, effects)
 
     def refusal(self, sender: PeerId, refusal: Refusal) -> None:
         """An owner's no: the rounds decide what becomes of the answers in that step."""
