@@ -50,6 +50,7 @@ from meshinfer.mesh.ownership import Ownership
 from meshinfer.mesh.placement import Costs
 from meshinfer.mesh.plan import plan_id
 from meshinfer.net import loop as clock
+from meshinfer.net.process import give_back
 from meshinfer.values import Advert, Channel, ModelFacts, ModelId, PeerId, Plan, PlanId, Ports
 from meshinfer.wire import codec
 from meshinfer.wire.advert import decode_advert, encode_advert
@@ -379,6 +380,7 @@ class Agent:
                 files, load.span, False, lambda: self._holders(model), self._progress("layers")
             )
             measured_us = await self.owner.load(load.plan, load.span, load.device, load.pool_tokens, files)
+            await asyncio.to_thread(give_back)
             engine = self.config.engine
             self._speeds.put(model, load.device, engine.precision, engine.threads, measured_us)
         except MeshinferError as error:
@@ -432,6 +434,7 @@ class Agent:
         await self.library.fetch(files, None, True, lambda: self._holders(model), self._progress("asking"))
         engine = self.config.engine
         speaker = await asyncio.to_thread(Speaker, files, self.device.name, engine.precision, engine.threads)
+        await asyncio.to_thread(give_back)
         self._speaker = speaker
         return speaker
 

@@ -26,8 +26,8 @@ HOP_US = 500
 further inference call about 300 µs (both measured). Links are not measured yet, so all cost the same."""
 
 UNMEASURED_DECODE_US = 400
-"""Assumed for a peer that has not yet run a layer: a layer of a 1.1B int4 model takes 1.4 ms, one of a 135M
-model 0.28 ms. Only its size beside that of measured peers matters."""
+"""Assumed while nobody has run a layer: a layer of a 1.1B int4 model takes 1.4 ms, one of a 135M
+model 0.28 ms. Only its size beside that of a hop matters."""
 
 LEAST_POOL_TOKENS = 2048
 """KV room that an owner must have at least, or the model's context where that is shorter: one long
@@ -120,10 +120,13 @@ def place(
     One peer owns all layers where one has room (the fastest, then the least id), unless `min_owners` asks for
     more; it then has as many as asked, or as near to it as memory and peers allow. A split minimises
     predicted time per token: exactly, for up to `search.EXACT_LANES` peers (unless the search is given up,
-    see there), well beyond.
+    see there), well beyond. Where a split was asked for, all peers count as equally fast: else the fastest would
+    take all layers but one for each of the others, which is not what anybody asks for.
     """
     table = _Table(facts, costs)
-    rooms = [_Room(candidate, table) for candidate in sorted(candidates) if candidate.capacity_bytes > 0]
+    peers = sorted(candidate for candidate in candidates if candidate.capacity_bytes > 0)
+    assumed_us = _assumed_us(peers)
+    rooms = [_Room(candidate, table, assumed_us, even=min_owners > 1) for candidate in peers]
     usable = [room for room in rooms if room.lane.reach != tuple(range(facts.layers + 1))]
     most = min(len(usable), facts.layers, limits.ROUTE_HOPS)
     for fewest in range(min(max(1, min_owners), most), 0, -1):
@@ -216,17 +219,22 @@ _NOBODY = Candidate(PeerId(""), 0, 0, 0, Precision.AUTO, "CPU")
 
 
 class _Room:
-    """A candidate, and the lane that the search sees in it."""
+    """A candidate, and the lane that the search sees in it. `decode_us` is its speed, or what is assumed of it."""
 
-    def __init__(self, candidate: Candidate, table: _Table) -> None:
+    def __init__(self, candidate: Candidate, table: _Table, assumed_us: int, even: bool) -> None:
         self.candidate = candidate
-        # decode_us is for the average layer: a layer's time is decode_us × its work × layers ÷ all work. The
+        self.decode_us = candidate.decode_us or assumed_us
+        # A speed is for the average layer: a layer's time is the speed × its work × layers ÷ all work. The
         # division comes last, in `_plan`, so that comparisons lose nothing.
-        self.lane = search.Lane(_decode_us(candidate) * table.facts.layers, table.reach(candidate))
+        price = (assumed_us if even else self.decode_us) * table.facts.layers
+        self.lane = search.Lane(price, table.reach(candidate))
 
 
-def _decode_us(candidate: Candidate) -> int:
-    return candidate.decode_us or UNMEASURED_DECODE_US
+def _assumed_us(candidates: Sequence[Candidate]) -> int:
+    """What is assumed of a peer that has not yet run a layer: the middle one of those that have, so that nobody is
+    preferred or passed over for being new."""
+    known = sorted(candidate.decode_us for candidate in candidates if candidate.decode_us)
+    return known[(len(known) - 1) // 2] if known else UNMEASURED_DECODE_US
 
 
 def _whole(rooms: Sequence[_Room], layers: int) -> search.Chain | None:
@@ -283,7 +291,7 @@ def _plan(facts: ModelFacts, owners: Sequence[tuple[_Room, Span]], table: _Table
         one = room.candidate
         assignments.append(Assignment(one.peer, span, one.device, _pool_tokens(one, span, table)))
         inputs.append(OwnerFacts(one.peer, one.incarnation, one.capacity_bytes, one.decode_us, one.precision))
-        cost += room.lane.price * sum(table.work[span.first : span.last])
+        cost += room.decode_us * facts.layers * sum(table.work[span.first : span.last])
     # N owners cost N+1 hops: the last one answers the asker.
     predicted_us = cost // table.all_work + HOP_US * (len(owners) + 1)
     return Plan(facts.model, facts.layers, tuple(assignments), tuple(inputs), predicted_us)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import platform
 import sys
 from typing import Final
@@ -47,3 +48,14 @@ def _keep_message_memory() -> None:
     library.mallopt(_M_MMAP_THRESHOLD, 8 * MIB)
     library.mallopt(_M_TRIM_THRESHOLD, 16 * MIB)
     library.mallopt(_M_TOP_PAD, 1024 * KIB)
+
+
+def give_back() -> None:
+    """Return memory that nothing uses any more to the system: call after work that took much of it for a while.
+
+    Reading and cutting a graph takes 40 MB and more in many small pieces, which the C library would keep (measured
+    for 6 layers of SmolLM2: 104 MB resident before, 89 after). Takes some 20 ms; other systems do it by themselves.
+    """
+    gc.collect()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
