@@ -205,6 +205,24 @@ async def test_a_huge_body_is_refused(tmp_path: Path) -> None:
             assert response.status == 413
 
 
+@pytest.mark.parametrize("length", [QUESTION_BYTES + 1, 2**40])
+async def test_a_huge_announced_length_is_refused_though_nothing_comes(tmp_path: Path, length: int) -> None:
+    async with serving(tmp_path) as (_, server, session, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = {
+            "Host": f"127.0.0.1:{server.port}",
+            "Authorization": session.headers["Authorization"],
+            "Content-Type": "application/json",
+            "Content-Length": str(length),
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+        writer.write(f"POST /api/ask HTTP/1.1\r\n{lines}\r\n".encode())
+        try:
+            assert b" 413 " in await asyncio.wait_for(reader.readline(), 5)
+        finally:
+            writer.close()
+
+
 async def test_an_unknown_model_is_told_the_known_ones(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, _, session, _):
         async with session.post("/api/ask", json=question(model="gpt-9")) as response:

@@ -123,6 +123,9 @@ class LocalApi:
             # A form or a script of a foreign page can send text/plain without asking first.
             status = 403 if request.content_type == "text/plain" else 415
             return _failure(status, "send Content-Type: application/json")
+        if (request.content_length or 0) > QUESTION_BYTES:
+            # Before any of it is read: what was announced need never come.
+            return _failure(413, _TOO_LARGE)
         return await handler(request)
 
     def _own_origin(self, origin: str) -> bool:
@@ -244,6 +247,7 @@ def _json_line(value: Mapping[str, object]) -> bytes:
 # ── answers that are no stream ──────────────────────────────────────────────────────────────────
 
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_TOO_LARGE: Final = f"the body is larger than {QUESTION_BYTES} bytes"
 _DEFECT: Final = "the agent made a mistake of its own; its log says where"
 
 
@@ -263,7 +267,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except MeshinferError as error:
         return _refusal(error)
     except web.HTTPRequestEntityTooLarge:
-        return _failure(413, f"the body is larger than {QUESTION_BYTES} bytes")
+        return _failure(413, _TOO_LARGE)
     except web.HTTPException as error:
         return _failure(error.status, f"{request.method} {request.path}: {error.reason.lower()}")
     except ConnectionError:
