@@ -114,7 +114,11 @@ class Asker:
         self._speaker = speaker
         self._route = _Route(plan, plan_id(plan), Rounds(pool_limit(plan), self._steps))
         for sequence in list(self._stranded):
-            self._seat(self._answers[sequence], self._route)
+            answer = self._answers[sequence]
+            if answer.plan.model == plan.model:
+                self._seat(answer, self._route)
+            else:
+                self._fail(sequence, RouteError("the answer ends here: the mesh serves another model now"))
         self._pump()
 
     def stop_using(self, reason: str) -> None:
@@ -152,14 +156,22 @@ class Asker:
         if route is None or speaker is None:
             raise RouteError("no question can be asked now: the mesh has no plan")
         prompt = await asyncio.to_thread(speaker.prompt, question)
+        if self._speaker is not speaker:
+            raise RouteError("the mesh has just changed its model: ask again")
         route = self._route or route
         most = answer_tokens(len(prompt), question.max_tokens, speaker.context, route.rounds.pool_tokens)
         sequence = SequenceId(next(self._sequences))
         session = speaker.session(sequence, prompt, most, question, secrets.randbits(64))
         answer = _Answer(session, asked_at, route.plan)
-        route.rounds.add(session)
-        self._answers[sequence] = answer
-        self._pump()
+        if route is self._route:
+            route.rounds.add(session)
+            self._answers[sequence] = answer
+            self._pump()
+        else:
+            # The plan went while the prompt was rendered: its rounds would never send anything.
+            self._answers[sequence] = answer
+            self._strand(sequence, "the plan has changed", monotonic())
+            self._set_timer()
         try:
             while True:
                 event = await answer.events.get()
@@ -188,6 +200,8 @@ class Asker:
         """Send what can be sent now."""
         route = self._route
         if route is None:
+            # Answers without a route must not wait for ever: the timer that just fired may have been a step's.
+            self._set_timer()
             return
         for draft in route.rounds.next_steps(monotonic()):
             rows = self._rows_at_hand(draft)
@@ -239,7 +253,10 @@ class Asker:
         if draft is None or result.entries != draft.entries or len(result.trace) != len(route.plan.owners):
             self._metrics.count("ignored.result")
             return
-        self._note(route, draft, result, came_at)
+        if not self._note(route, draft, result, came_at):
+            # Said twice: the head must not pick a second time.
+            self._metrics.count("ignored.result")
+            return
         wanting = draft.wanting
         if not wanting:
             self._carry_out(route, route.rounds.returned(result.step, ()))
@@ -260,7 +277,9 @@ class Asker:
         spoken: tuple[list[int | StepError], dict[SequenceId, tuple[int, Rows]]],
     ) -> None:
         picked, embedded = spoken
-        self._embedded.update(embedded)
+        for sequence, found in embedded.items():
+            if sequence in self._answers:  # its reader may have left while the head ran
+                self._embedded[sequence] = found
         effects = route.rounds.returned(step, picked)
         # The next step first: owners compute while people are told.
         self._pump()
@@ -402,6 +421,8 @@ class Asker:
         route = self._route
         if route is not None:
             self._carry_out(route, route.rounds.expire(now))
+            for step in [step for step in route.sent_at if route.rounds.under_way(step) is None]:
+                del route.sent_at[step]
         for sequence, stranded in list(self._stranded.items()):
             if stranded.until <= now:
                 self._fail(sequence, RouteError(f"the answer ends here: {stranded.reason}"))
@@ -410,15 +431,17 @@ class Asker:
         self._pump()
 
     # ── figures ─────────────────────────────────────────────────────────────────────────────────────────────
-    def _note(self, route: _Route, draft: StepDraft, result: Result, came_at: float) -> None:
+    def _note(self, route: _Route, draft: StepDraft, result: Result, came_at: float) -> bool:
+        """False for a step that was not sent, or has come back before."""
         sent_at = route.sent_at.pop(result.step, None)
         if sent_at is None:
-            return
+            return False
         passed = StepPassed(int((came_at - sent_at) * 1e6), result.trace)
         for session in draft.sessions:
             answer = self._answers.get(session.sequence)
             if answer is not None:
                 answer.steps.append(passed)
+        return True
 
     def _stats(self, answer: _Answer) -> Stats:
         now = monotonic()
