@@ -242,6 +242,10 @@ CURVE_OVERHEAD_BYTES: Final = 64
 BULK_QUEUE_MESSAGES: Final = 64
 """Bulk messages that may wait per peer and direction: 64 MiB of `BLOB_CHUNK_BYTES` chunks."""
 
+FETCHES_SERVED: Final = 64
+"""Chunks that one peer may have asked for and not been sent; an honest one asks for 4 each of 4 pieces of two
+transfers. Beyond it a request is refused. Worst case: 64 MiB per peer that floods us."""
+
 MESSAGE_FRAMES: Final = 8
 """Frames of one message that are kept; the longest honest one has 2. Further ones are read and dropped."""
 

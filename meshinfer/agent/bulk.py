@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from meshinfer.errors import ModelError
-from meshinfer.limits import BLOB_CHUNK_BYTES
+from meshinfer.limits import BLOB_CHUNK_BYTES, FETCHES_SERVED
 from meshinfer.values import ModelId, PeerId
 from meshinfer.wire.messages import Blob, Fetch, Message, Missing
 
@@ -53,17 +54,28 @@ class Bulk:
         self._numbers = itertools.count(1)
         self._requests: dict[int, _Request] = {}
         self._serving: set[asyncio.Task[None]] = set()
+        self._served: Counter[PeerId] = Counter()
 
     def received(self, peer: PeerId, message: Message) -> None:
         """Takes one message of the bulk channel; answers that nobody waits for are ignored."""
         if isinstance(message, Fetch):
+            if self._served[peer] >= FETCHES_SERVED:
+                self._send(peer, Missing(request=message.request, digest=message.digest))
+                return
+            self._served[peer] += 1
             task = asyncio.create_task(self._serve(peer, message))
             self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+            task.add_done_callback(lambda done: self._finished(peer, done))
         elif isinstance(message, Blob | Missing):
             request = self._requests.get(message.request)
             if request is not None and request.peer == peer and not request.answer.done():
                 request.answer.set_result(message if isinstance(message, Blob) else None)
+
+    def _finished(self, peer: PeerId, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        self._served[peer] -= 1
+        if not self._served[peer]:
+            del self._served[peer]
 
     async def fetch(self, peers: Sequence[PeerId], model: ModelId, digest: bytes, most_bytes: int) -> bytes:
         """The bytes whose SHA-256 is `digest`, from the first of `peers` that has them whole and right.
