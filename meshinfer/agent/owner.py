@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from meshinfer.agent.metrics import Metrics
+from meshinfer.agent.threads import to_its_end
 from meshinfer.engine.runner import Outcome, Runner, Work
 from meshinfer.engine.shard import PagedShard
 from meshinfer.engine.speed import decode_us
@@ -58,6 +59,7 @@ class Owner:
         self._threads = threads
         self._metrics = metrics
         self._serving: dict[PlanId, Serving] = {}
+        self._building = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
 
     # ── spans ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -75,7 +77,8 @@ class Owner:
             mapping.release(files.weights_path)
             return shard, decode_us(shard, len(span))
 
-        shard, measured_us = await asyncio.to_thread(build)
+        async with self._building:
+            shard, measured_us = await to_its_end(build, lambda built: built[0].close())
         self._runner.add(shard)
         self._serving[plan_id(plan)] = Serving(plan, span, shard)
         return measured_us
