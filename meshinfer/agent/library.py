@@ -41,6 +41,7 @@ class Library:
             for model, files in self._files.items()
             if files.complete or self._in_use.get(model, 0)
         }
+        before = set(self._files)
         listed = await asyncio.to_thread(store.listing, self._store, opened)
         self._damaged = {stored.model: stored.damage for stored in listed if stored.files is None}
         here = {stored.model for stored in listed if stored.files is not None}
@@ -48,9 +49,11 @@ class Library:
             if stored.files is not None and not self._in_use.get(stored.model, 0):
                 self._files[stored.model] = stored.files
                 self._names[stored.model] = stored.name
-        for model in set(self._files) - here:
-            del self._files[model]
-            del self._names[model]
+        # Only what was known before: another may have begun to arrive while the disk was being read.
+        for model in before - here:
+            self._files.pop(model, None)
+            self._names.pop(model, None)
+            self._facts.pop(model, None)
 
     def files(self, model: ModelId) -> ModelFiles | None:
         return self._files.get(model)
