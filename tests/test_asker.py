@@ -60,7 +60,7 @@ async def test_an_answer_without_a_route_ends_in_time(
             while not asker.under_way:
                 await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(gone_after_s, asker.stop_using, "layers 0-1 are missing")
-        with pytest.raises(RouteError, match="layers 0-1 are missing|cannot be reached"):
+        with pytest.raises(RouteError, match=r"layers 0-1 are missing|cannot be reached"):
             await asyncio.wait_for(asked, 5)
         assert asker.under_way == 0
     finally:

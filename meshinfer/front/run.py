@@ -108,12 +108,22 @@ class _Formatter(logging.Formatter):
         return defects.trace(ei[1]) if ei[1] is not None else ""
 
 
+class _Log(RotatingFileHandler):
+    """A line that a full or broken disk refuses is lost, and nothing else: no traceback, and no message quoted."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, the name is logging's
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written is tried again here
+            super().close()
+
+
 @contextlib.contextmanager
 def _logging_to(home: Path) -> Iterator[None]:
     """INFO and worse to the log in the home; warnings to the terminal as well."""
-    to_file = RotatingFileHandler(
-        home / LOG_FILE, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8"
-    )
+    to_file = _Log(home / LOG_FILE, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
     to_file.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     to_terminal = logging.StreamHandler()
     to_terminal.setLevel(logging.WARNING)
