@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from meshinfer.agent.metrics import Metrics
-from meshinfer.agent.speaker import Speaker
+from meshinfer.agent.speaker import Speaker, Spoken
 from meshinfer.agent.timing import StepPassed, route_stats
 from meshinfer.answer.effects import Effect, Ended, Failed, Shown, StepDraft, Stranded
 from meshinfer.answer.question import Done, Finish, Question, Stats, Text
@@ -99,7 +99,7 @@ class Asker:
         self._route: _Route | None = None
         self._answers: dict[SequenceId, _Answer] = {}
         self._stranded: dict[SequenceId, _Stranded] = {}
-        self._embedded: dict[SequenceId, tuple[int, Rows]] = {}
+        self._embedded: dict[SequenceId, tuple[int, int, Rows]] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -212,13 +212,18 @@ class Asker:
         self._set_timer()
 
     def _rows_at_hand(self, draft: StepDraft) -> Rows | None:
-        """The rows of tokens that were embedded when they were picked."""
+        """The rows of tokens that were embedded when they were picked.
+
+        The token is compared as well: what a step picked that no longer counted stands at the same position.
+        """
+        if len(draft.tokens) != len(draft.entries):
+            return None
         found = []
-        for entry in draft.entries:
+        for entry, token in zip(draft.entries, draft.tokens.tolist(), strict=True):
             embedded = self._embedded.get(SequenceId(entry.sequence))
-            if embedded is None or entry.count != 1 or embedded[0] != entry.position:
+            if embedded is None or embedded[:2] != (entry.position, token):
                 return None
-            found.append(embedded[1])
+            found.append(embedded[2])
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _embed(self, route: _Route, draft: StepDraft) -> None:
@@ -274,7 +279,7 @@ class Asker:
         self,
         route: _Route,
         step: int,
-        spoken: tuple[list[int | StepError], dict[SequenceId, tuple[int, Rows]]],
+        spoken: Spoken,
     ) -> None:
         picked, embedded = spoken
         for sequence, found in embedded.items():
@@ -357,7 +362,9 @@ class Asker:
                         self._send(owner, effect)
 
     def _show(self, sequence: SequenceId, text: str, now: float) -> None:
-        answer = self._answers[sequence]
+        answer = self._answers.get(sequence)
+        if answer is None:
+            return  # the step that was sent in between has failed it
         if answer.first_at is None:
             answer.first_at = now
         answer.events.put_nowait(Text(text))

@@ -22,8 +22,8 @@ from meshinfer.model.tokenizer import Tokenizer
 from meshinfer.model.weights import ModelFiles
 from meshinfer.values import ModelId, Precision, SequenceId
 
-Spoken = tuple[list[int | StepError], dict[SequenceId, tuple[int, Rows]]]
-"""The token of each row, and for the tokens picked: at which position, and embedded to what."""
+Spoken = tuple[list[int | StepError], dict[SequenceId, tuple[int, int, Rows]]]
+"""The token of each row, and for those picked: position, token, and what it is embedded to."""
 
 
 class Speaker:
@@ -105,8 +105,8 @@ class Speaker:
         positions = np.array([session.length for session, _ in going], dtype=np.int64)
         embedded = self._embedding.embed(tokens, positions)
         return picked, {
-            session.sequence: (session.length, embedded[index : index + 1])
-            for index, (session, _) in enumerate(going)
+            session.sequence: (int(positions[index]), token, embedded[index : index + 1])
+            for index, (session, token) in enumerate(going)
         }
 
     def close(self) -> None:
