@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from time import perf_counter_ns
 from typing import Final, TypeVar
@@ -126,7 +126,10 @@ class Asker:
         route, self._route = self._route, None
         if route is not None:
             self._carry_out(route, route.rounds.close(reason))
-            self._set_timer()
+        # What is missing is often known only once the mesh has settled: the last reason is the one to tell.
+        for sequence, stranded in self._stranded.items():
+            self._stranded[sequence] = replace(stranded, reason=reason)
+        self._set_timer()
 
     @property
     def model(self) -> ModelId | None:
