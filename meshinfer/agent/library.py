@@ -80,6 +80,10 @@ class Library:
                 return files.model
         return complete[0].model if len(complete) == 1 else None
 
+    def problems(self) -> list[str]:
+        """Why models on this disk cannot be used, in a sentence each."""
+        return [f"model {model[:12]}: {damage}" for model, damage in sorted(self._damaged.items())]
+
     def as_json(self) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = []
         for model, files in sorted(self._files.items(), key=lambda item: self._names[item[0]]):

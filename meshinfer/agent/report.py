@@ -56,7 +56,10 @@ def status(agent: Agent) -> dict[str, Any]:
         "door": agent.network.ports.door if agent.network is not None else None,
         "addresses": list(agent.network.addresses()) if agent.network is not None else [],
         "peers": len(ownership.view.peers(monotonic())) - 1,
-        "problems": agent.network.problems() if agent.network is not None else [],
+        "problems": [
+            *(agent.network.problems() if agent.network is not None else []),
+            *agent.library.problems(),
+        ],
         "metrics": agent.metrics.as_json(),
     }
 
