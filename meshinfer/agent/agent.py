@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from meshinfer.agent.owner import Owner
 from meshinfer.agent.settings import address
 from meshinfer.agent.speaker import Speaker
 from meshinfer.agent.speeds import Speeds
+from meshinfer.agent.threads import to_its_end
 from meshinfer.answer.question import Done, Question, Text
 from meshinfer.engine.blocks import kv_bytes_per_token
 from meshinfer.engine.device import choose
@@ -72,6 +73,9 @@ from meshinfer.wire.messages import (
 LOOK_S: Final = 2.0
 """A model that another program pulled, or a new address of this PC, is noticed within this."""
 
+PREPARE_AGAIN_S: Final = 30.0
+"""Embedding and head that could not be had are tried again after so long: who has them may be back, or a disk empty."""
+
 NOWHERE: Final = Ports(1, 1, 1, 1)
 """The ports of an agent that is in no mesh: it listens nowhere, and nobody sees its advert."""
 
@@ -113,8 +117,10 @@ class Agent:
         self._due = asyncio.Event()
         self._speaker: Speaker | None = None
         self._preparing: asyncio.Task[None] | None = None
+        self._making = asyncio.Lock()
         self._cannot_ask: str | None = None
         """Why nobody can be answered here though there is a plan."""
+        self._prepare_again_at: float | None = None
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────
     async def start(self) -> None:
@@ -163,19 +169,26 @@ class Agent:
         self.ownership = Ownership(_as_decoded(self._shown), costs, clock.monotonic())
         for facts in self.library.facts():
             self._handle(ModelKnown(facts))
-        self._spawn(self._beat())
-        self._spawn(self._look_around())
+        self._spawn(self._go_on(self._beat))
+        self._spawn(self._go_on(self._look_around))
 
     async def stop(self) -> None:
         """Says goodbye, and gives everything back. Safe to call more than once."""
         if self.stopped.is_set():
             return
+        try:
+            await self._end_tasks()
+            await self._closing.aclose()
+            # What came in while the sockets closed may have begun more.
+            await self._end_tasks()
+        finally:
+            self.stopped.set()
+
+    async def _end_tasks(self) -> None:
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._closing.aclose()
-        self.stopped.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -205,6 +218,15 @@ class Agent:
                 except TimeoutError:
                     self._handle(Tick())
 
+    async def _go_on(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Begins `work`, which has no end, anew where something breaks it: a disk, an interface, a defect."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                _log.exception("the agent goes on after an error")
+                await asyncio.sleep(limits.HEARTBEAT_S)
+
     async def _look_around(self) -> None:
         """What changes outside: models on the disk, this PC's addresses; and KV that nobody asked for any more."""
         while True:
@@ -217,6 +239,8 @@ class Agent:
                     self._handle(ModelKnown(facts))
             self._runner.expire()
             self._review()
+            if self._prepare_again_at is not None and self._prepare_again_at <= clock.monotonic():
+                self._prepare(self.ownership.plan if self.ownership.usable else None)
 
     # ── what this agent says of itself ──────────────────────────────────────────────────────────────────────
     def _portrait(self, facts: ModelFacts | None) -> Advert:
@@ -386,6 +410,10 @@ class Agent:
         except MeshinferError as error:
             _log.warning("layers %s of %s cannot be served: %s", load.span, model[:12], error)
             self._handle(LoadFailed(plan, str(error)))
+        except Exception as error:
+            # A defect, but a load without an end would keep the whole mesh waiting.
+            _log.exception("layers %s of %s cannot be served", load.span, model[:12])
+            self._handle(LoadFailed(plan, f"an unexpected {type(error).__name__} while loading: see its log"))
         else:
             self._handle(LoadDone(plan))
         finally:
@@ -405,7 +433,7 @@ class Agent:
         if self._preparing is not None:
             self._preparing.cancel()
             self._preparing = None
-        self._cannot_ask = None
+        self._cannot_ask = self._prepare_again_at = None
         if plan is None:
             return
         facts = self.ownership.facts(plan.model)
@@ -422,7 +450,13 @@ class Agent:
             self.asker.use(plan, speaker)
         except (ModelError, CapacityError) as error:
             self._cannot_ask = str(error)
+            self._prepare_again_at = clock.monotonic() + PREPARE_AGAIN_S
             _log.warning("nobody can ask here: %s", error)
+        except Exception as error:
+            self._cannot_ask = (
+                f"an unexpected {type(error).__name__} while loading the model's ends: see the log"
+            )
+            _log.exception("nobody can ask here")
         finally:
             self.progress.pop("asking", None)
 
@@ -433,13 +467,17 @@ class Agent:
             raise ModelError(f"the description of model {model[:12]} is gone from this PC's disk")
         await self.library.fetch(files, None, True, lambda: self._holders(model), self._progress("asking"))
         engine = self.config.engine
-        speaker = await asyncio.to_thread(Speaker, files, self.device.name, engine.precision, engine.threads)
-        await asyncio.to_thread(give_back)
+        async with self._making:
+            speaker = await to_its_end(
+                lambda: Speaker(files, self.device.name, engine.precision, engine.threads), Speaker.close
+            )
         self._speaker = speaker
+        await asyncio.to_thread(give_back)
         return speaker
 
     def _drop_speaker(self) -> None:
-        """Memory of one model's ends is given back before another's are loaded."""
+        """Memory of one model's ends is given back before another's are loaded; nobody may use them any more."""
+        self.asker.stop_using("the mesh is about to serve another model")
         speaker, self._speaker = self._speaker, None
         if speaker is not None:
             self._runner.call(speaker.close, lambda _: None)
