@@ -273,3 +273,23 @@ def test_a_file_system_without_sparse_files_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="not supported"):
         sparse.create_sparse(tmp_path / "weights.bin", 10**9, refuses)
+
+
+def test_weights_that_rot_on_disk_are_noticed_before_use_and_come_anew(
+    whole: ModelFiles, tmp_path: Path
+) -> None:
+    """Only what is about to be used is read; what its hash no longer confirms is missing, at the next start too."""
+    other = ModelFiles.create(tmp_path / "other", whole.manifest.to_bytes(), "copy")
+    fill(other, whole)
+    piece = other.manifest.pieces([2])[0]
+    with other.weights_path.open("r+b") as file:
+        file.seek(piece.offset + piece.length // 2)
+        file.write(b"\xff\x00\xff\x00")
+    assert other.drop_damaged(Span(0, 2)) == 0
+    assert other.complete
+    assert other.drop_damaged(Span(1, 4), asker=True) == 1
+    assert other.missing(Span(2, 3)) == [piece]
+    assert ModelFiles(other.directory).missing() == [piece]
+    fill(other, whole, Span(2, 3))
+    assert other.complete
+    assert other.drop_damaged(Span(0, 6), asker=True) == 0

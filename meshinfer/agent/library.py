@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ STORE_DIRECTORY: Final = "models"
 
 PIECES_IN_FLIGHT: Final = 4
 """Pieces fetched at once: one is on its way while another is hashed and written."""
+
+_log = logging.getLogger(__name__)
 
 
 class Library:
@@ -121,13 +124,20 @@ class Library:
         peers: Callable[[], Sequence[PeerId]],
         progress: Callable[[int, int], None],
     ) -> None:
-        """Everything that running `span`, asking, or both needs and that is not here yet. Raises ModelError.
+        """Everything that running `span`, asking, or both needs and that is not here yet, or not whole any more.
+
+        Raises ModelError.
 
         `peers` is asked anew for each part, so that one that comes later helps too. `progress` hears bytes done and
         bytes in all.
         """
         self._in_use[files.model] += 1
         try:
+            damaged = await asyncio.to_thread(files.drop_damaged, span, asker)
+            if damaged:
+                _log.warning(
+                    "%d parts of %s were damaged on disk: fetched anew", damaged, self._names[files.model]
+                )
             await self._fetch_files(files, asker, peers)
             await self._fetch_pieces(files, span, asker, peers, progress)
         finally:

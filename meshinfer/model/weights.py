@@ -173,6 +173,34 @@ class ModelFiles:
             )
         return data
 
+    def drop_damaged(self, span: Span | None = None, asker: bool = False) -> int:
+        """Reads what is held of `span`, of what asking needs, or both, and gives up what its hash no longer confirms.
+
+        Call before it is used: a disk rots, and a file can be changed. Returns how many pieces are missing because of
+        it. Takes about a second for each gigabyte. Raises ModelError where the weights cannot be read.
+        """
+        wanted = [self._index[piece] for piece in self.manifest.pieces(segments_of(span, asker))]
+        damaged = set()
+        try:
+            with self.weights_path.open("rb") as file:
+                for number in wanted:
+                    piece = self.manifest.all_pieces[number]
+                    with self._lock:
+                        held = number in self._held
+                    if (
+                        held
+                        and hashlib.sha256(_read_at(file, piece.offset, piece.length)).digest()
+                        != piece.digest
+                    ):
+                        damaged.add(number)
+        except OSError as error:
+            raise disk_error(error, f"reading the weights of {self.name}") from error
+        if damaged:
+            with self._lock:
+                self._held -= damaged
+            self.flush()
+        return len(damaged)
+
     # ── serving others ──────────────────────────────────────────────────────────────────────────────────────
 
     def blob_size(self, digest: bytes) -> int | None:
