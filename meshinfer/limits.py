@@ -312,3 +312,16 @@ INTERFACE_CHECK_S: Final = 2.0
 
 QUESTION_BYTES: Final = 4 * MIB
 """Body of one request to the local interface: a prompt of a million tokens is about 4 MB of text."""
+
+# ── the agent ───────────────────────────────────────────────────────────────────────────────────────────────
+PLACES: Final = 1024
+"""Places remembered. Beyond it the least trusted and oldest go: 100,000 announced names cost no more than this."""
+
+KNOCKS_AT_ONCE: Final = 8
+"""Knocks under way at once: a token with dead addresses must not delay the living ones, nor fill a small router."""
+
+REQUESTS_IN_FLIGHT: Final = 4
+"""Chunks asked for ahead: 4 MiB cover a gigabit link's delay many times over, and bound what one transfer holds."""
+
+PIECES_IN_FLIGHT: Final = 4
+"""Pieces fetched at once: one is on its way while another is hashed and written."""

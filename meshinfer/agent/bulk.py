@@ -14,12 +14,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from meshinfer.errors import ModelError
-from meshinfer.limits import BLOB_CHUNK_BYTES, FETCHES_SERVED
+from meshinfer.limits import BLOB_CHUNK_BYTES, FETCHES_SERVED, REQUESTS_IN_FLIGHT
 from meshinfer.values import ModelId, PeerId
 from meshinfer.wire.messages import Blob, Fetch, Message, Missing
-
-REQUESTS_IN_FLIGHT = 4
-"""Chunks asked for ahead: 4 MiB cover a gigabit link's delay many times over, and bound what one transfer holds."""
 
 ANSWER_TIMEOUT_S = 15.0
 """A peer that sent no chunk for so long is given up on, and the next one is asked."""

@@ -11,15 +11,13 @@ from typing import Final
 
 from meshinfer.agent.bulk import Bulk
 from meshinfer.errors import ModelError
-from meshinfer.limits import HOLDINGS, MANIFEST_BYTES
+from meshinfer.limits import HOLDINGS, MANIFEST_BYTES, PIECES_IN_FLIGHT
 from meshinfer.model import store
 from meshinfer.model.weights import ModelFiles
 from meshinfer.values import Holding, ModelFacts, ModelId, PeerId, Span
 
 STORE_DIRECTORY: Final = "models"
 
-PIECES_IN_FLIGHT: Final = 4
-"""Pieces fetched at once: one is on its way while another is hashed and written."""
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Final
 from meshinfer import __version__
 from meshinfer.agent.metrics import Metrics
 from meshinfer.errors import DoorError, TrustError, VersionError, WireError
-from meshinfer.limits import PROTOCOL_VERSION
+from meshinfer.limits import ADDRESSES, KNOCKS_AT_ONCE, PLACES, PROTOCOL_VERSION
 from meshinfer.net import loop as clock
 from meshinfer.net.door import knock
 from meshinfer.net.transport import Transport
@@ -26,10 +26,6 @@ from meshinfer.values import PeerId, Ports
 from meshinfer.wire import codec
 from meshinfer.wire.messages import Introduction, Knock, Refused, Welcome
 
-PLACES: Final = 1024
-"""Places remembered. Beyond it the least trusted and oldest go: 100,000 announced names cost no more than this."""
-
-KNOCKS_AT_ONCE: Final = 8
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 """Between knocks at one place, doubling: a PC that wakes up is found within this; an empty address costs a SYN."""
@@ -149,7 +145,7 @@ class Links:
         if member is None:
             return None
         hosts = dict.fromkeys([*filter(None, [self._hosts.get(peer)]), *addresses])
-        return Introduction(member.certificate, tuple(hosts)[:16], door_port)
+        return Introduction(member.certificate, tuple(hosts)[:ADDRESSES], door_port)
 
     def forget(self, peer: PeerId) -> None:
         """A peer left politely: it will knock when it is back."""
