@@ -29,7 +29,7 @@ LOOPBACK = "127.0.0.1"
 
 SHARE_OF_MODEL = 0.42
 """Room that each agent gives, beside what the model would take all in one place: weights, KV and buffers.
-Just enough for three: 14 of 30 layers at the two that only lend, 3 at the one that asks."""
+Just enough for three: up to 14 of 30 layers at the two that only lend, 3 at the one that asks."""
 
 READY_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 20.0

@@ -160,6 +160,14 @@ def test_an_owner_that_dies_is_said_or_survived(smollm2: Path, tmp_path: Path) -
         assert names == {"ann", "cyd"}
 
 
+def test_a_slip_in_an_interface_is_refused_and_opens_nothing(tmp_path: Path) -> None:
+    """Else a mistyped loopback would listen on every network."""
+    for slip in ("nosuch0", "127.0.0.l", "300.1.1.1"):
+        said = meshinfer("start", "--home", tmp_path / "ann", "--interface", slip, expect=2)
+        assert slip in said
+        assert "Traceback" not in said
+
+
 def test_agents_of_different_meshes_ignore_each_other(tmp_path: Path) -> None:
     """Though they hear each other's announcements, and one even knows where the other's door is."""
     lone = ("--memory", "256 MiB")

@@ -51,6 +51,7 @@ from meshinfer.mesh.ownership import Ownership
 from meshinfer.mesh.placement import Costs
 from meshinfer.mesh.plan import plan_id
 from meshinfer.net import loop as clock
+from meshinfer.net.interfaces import usable_addresses
 from meshinfer.net.process import give_back
 from meshinfer.values import Advert, Channel, ModelFacts, ModelId, PeerId, Plan, PlanId, Ports
 from meshinfer.wire import codec
@@ -133,6 +134,8 @@ class Agent:
 
     async def _start(self) -> None:
         config, engine = self.config, self.config.engine
+        # A slip in a name must not open the door to every network.
+        await asyncio.to_thread(usable_addresses, config.network.interfaces)
         self.identity = load_or_create_identity(self.home)
         self.me: PeerId = self.identity.peer
         self.membership = ensure_membership(self.home, self.identity, config.mesh.token, config.name)

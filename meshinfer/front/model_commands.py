@@ -92,13 +92,14 @@ def _whole(files: ModelFiles) -> dict[str, Any]:
 def pull(name: str, home: Path, as_json: bool, quantize: str | None) -> None:
     """Get a model: smollm2, hf:OWNER/NAME, or a path to an OpenVINO, GGUF or Hugging Face model."""
     files = pull_to(home, name, quantize, quiet=as_json)
-    facts = _whole(files)
+    facts = {**_whole(files), "can_be_asked": files.manifest.file("tokenizer.json") is not None}
     if as_json:
         print_json(facts)
         return
-    click.echo(
-        f"{render.safe(files.name)} is here: {facts['layers']} layers, {render.amount(facts['size_bytes'])}"
-    )
+    name = render.safe(files.name)
+    click.echo(f"{name} is here: {facts['layers']} layers, {render.amount(facts['size_bytes'])}")
+    if not facts["can_be_asked"]:
+        click.echo(f"{name} came without a tokenizer.json, so it can be verified but not asked")
 
 
 def pull_to(home: Path, name: str, quantize: str | None = None, *, quiet: bool = False) -> ModelFiles:

@@ -37,7 +37,7 @@ def waiting(picture: Picture, plan: Plan) -> str:
         state = "gone" if assignment.peer not in picture.names else _STATES[readiness]
         name = picture.names.get(assignment.peer, assignment.peer)
         parts.append(f"{name} (layers {assignment.span}) {state}")
-    return f"waiting for {', '.join(parts)}"
+    return "not ready yet: " + ", ".join(parts)
 
 
 _STATES = {
