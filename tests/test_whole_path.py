@@ -140,7 +140,7 @@ def resident(agent: Running) -> int:
 @pytest.mark.skipif(
     os.name != "posix", reason="how much of a sparse file is there is asked for in POSIX's way"
 )
-def test_six_of_thirty_layers_cost_six_thirtieths(smollm2: Path, tmp_path: Path) -> None:
+def test_layers_that_run_elsewhere_are_neither_on_disk_nor_in_memory(smollm2: Path, tmp_path: Path) -> None:
     """On disk and in memory; else a PC that lends a little would pay for the whole model."""
     files = find(smollm2, "smollm2")
     shutil.copytree(smollm2, tmp_path / "zoe" / "models")
