@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from mesh_processes import Running, mesh, wait_until
+from mesh_processes import Running, mesh, meshinfer, wait_until
 
 from meshinfer.answer.question import Message
 from meshinfer.answer.template import ChatTemplate
@@ -146,11 +148,19 @@ def test_layers_that_run_elsewhere_are_neither_on_disk_nor_in_memory(smollm2: Pa
     shutil.copytree(smollm2, tmp_path / "zoe" / "models")
     split = ("--split", "always", "--memory", "1 GiB")
     lend = (*split, "--lend-only")
-    # Who has the model comes last, when all are there: so the first plan is the only one.
-    agents = {**dict.fromkeys(("bob", "cyd", "dan", "eve", "fay"), lend), "zoe": (*split, "--ask-only")}
-    with mesh(tmp_path, agents) as running:
-        zoe = running["zoe"]
-        everybody = list(running.values())
+    # All five know the model's description before anybody has its bytes, and have met before who has them comes: an
+    # earlier plan of fewer owners would leave bytes of other layers on a disk, as it may.
+    names = ("bob", "cyd", "dan", "eve", "fay")
+    for name in names:
+        ModelFiles.create(tmp_path / name / "models", files.manifest.to_bytes(), "smollm2")
+    with mesh(tmp_path, dict.fromkeys(names, lend)) as running, contextlib.ExitStack() as last:
+        five = list(running.values())
+        wait_until("the five meet", lambda: all(a.status().get("peers") == 4 for a in five), five)
+        token = json.loads(meshinfer("mesh", "token", "--home", running["bob"].home, "--json"))["token"]
+        meshinfer("mesh", "join", token, "--home", tmp_path / "zoe")
+        zoe = Running(tmp_path / "zoe", *split, "--ask-only")
+        last.callback(zoe.stop)
+        everybody = [*five, zoe]
         wait_until("five owners", lambda: zoe.status()["ready"] and len(owners(zoe)) == 5, everybody)
         sizes = {owner["name"]: owner["span"]["last"] - owner["span"]["first"] for owner in owners(zoe)}
         assert sum(sizes.values()) == 30
