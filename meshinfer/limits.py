@@ -9,7 +9,7 @@ MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 
 # ── wire ────────────────────────────────────────────────────────────────────────────────────────────────────
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 HEADER_BYTES: Final = 64 * KIB
 """A frame's msgpack header. The largest honest one is an advert with a plan of 64 owners, about 20 KiB.

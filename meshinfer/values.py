@@ -116,10 +116,12 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class OwnerFacts:
-    """What a plan was computed from, for one peer that it names."""
+    """What a plan was computed from, for one peer that it names. `round` is the last round that was over for that
+    peer; the plan's own is greater than that of each of its inputs."""
 
     peer: PeerId
     incarnation: int
+    round: int
     capacity_bytes: int
     decode_us: int
     precision: Precision
@@ -127,24 +129,49 @@ class OwnerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who owns which span of one model, in order of layers, with what it was computed from.
+    """Who owns, and who stands by for, which span of one model, with what that was computed from.
 
-    Its id (`mesh.plan.plan_id`) is the hash of its content.
+    `assignments` are the owners in order of layers; their spans tile the model. `standbys` are in order of layers
+    too; together those for one owner's span cover it wholly, or there are none for it, and none of them is that
+    owner. `inputs` are those of every peer named, in order of peer id. `round` orders the plans that one peer accepts:
+    each is greater than all that it accepted before. `replaces` is the plan that this one takes over from.
+    `predicted_us` is the time of one token; `stage_us` that of its slowest stage, hop included, so that 10^6 divided
+    by it are the tokens per second that the pipeline passes at best. The plan's id (`mesh.plan.plan_id`) is the hash
+    of its content.
     """
 
     model: ModelId
     layers: int
+    round: int
+    replaces: PlanId | None
     assignments: tuple[Assignment, ...]
+    standbys: tuple[Assignment, ...]
     inputs: tuple[OwnerFacts, ...]
     predicted_us: int
+    stage_us: int
 
     @property
     def owners(self) -> tuple[PeerId, ...]:
         return tuple(assignment.peer for assignment in self.assignments)
 
+    @property
+    def named(self) -> tuple[PeerId, ...]:
+        """Owners and standbys, each once, in order of peer id."""
+        return tuple(facts.peer for facts in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardKey:
+    """What makes a shard: plans that name the same one for a peer share it, and its memory is promised once."""
+
+    model: ModelId
+    span: Span
+    device: str
+    pool_tokens: int
+
 
 class Readiness(StrEnum):
-    """How far an agent is with the plan it holds."""
+    """How far an agent is with a plan that it stands by."""
 
     ACCEPTED = "accepted"
     LOADING = "loading"
@@ -152,24 +179,51 @@ class Readiness(StrEnum):
     FAILED = "failed"
 
 
+class Objective(StrEnum):
+    """What a plan is to be best at: one person's next token, or tokens for many."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The plan that an agent holds, and how far it is with it."""
+    """A plan that an agent stands by, and how far it is with it.
+
+    `spans` are those that it has loaded and serves under the plan, as owner or as standby. An owner is READY when its
+    own span is among them, a mere standby when all of its spans are.
+    """
 
     plan: Plan
     readiness: Readiness
     detail: str = ""
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """A peer that the author of an advert hears now. 0 stands for what was not measured yet."""
+
+    peer: PeerId
+    round_trip_us: int
+    kbit_s: int
 
 
 @dataclass(frozen=True, slots=True)
 class Advert:
     """What a peer signs and spreads about itself. A newer (`incarnation`, `version`) wins.
 
-    `capacity_bytes` is what spans may use there: weights, KV and buffers, the asker's own part already taken off.
-    `decode_us` is microseconds for one layer and one token as measured on `device`, 0 while unknown.
-    `wants` is the model that this peer would have the mesh serve. `holdings` lists every model whose manifest
-    is there, weights or not: without it a peer is given no span. `min_owners` is the fewest owners that this
-    peer would have a plan use (1: no split where one peer has room); it travels, since all must compute alike.
+    `rules` numbers the way in which it computes plans: only agents with equal rules plan together.
+    `capacity_bytes` is what shards may use there: weights, KV and buffers, the asker's own part already taken off;
+    `allocation_bytes` is the largest single allocation of the device, 0 where there is no such bound.
+    `decode_us` and `prefill_us` are microseconds for one layer and one token, alone and in a chunk of a long prompt, as
+    measured on `device`, 0 while unknown. `wants` is the model that this peer would have the mesh serve. `holdings`
+    lists every model whose manifest is there, weights or not: without it a peer is given no span. `min_owners` is the
+    fewest owners that this peer would have a plan use (1: no split where one peer has room), `objective` what it
+    would have it be best at; both travel, since all must compute alike.
+    `links` are the peers that it watches and hears, in order of peer id; `broken` those that no route should join it to,
+    because the way between them failed lately, heard or not. `doubts` are peers that it waited for in vain to accept
+    a plan. `round` is the last round that is over for it. `leaving` is its last word.
     """
 
     peer: PeerId
@@ -179,11 +233,29 @@ class Advert:
     addresses: tuple[str, ...]
     ports: Ports
     program: str
+    rules: int
     device: str
     precision: Precision
     capacity_bytes: int
+    allocation_bytes: int
     decode_us: int
+    prefill_us: int
     holdings: tuple[Holding, ...]
     wants: ModelId | None
-    standing: Standing | None
-    min_owners: int = 1
+    min_owners: int
+    objective: Objective
+    links: tuple[LinkFacts, ...] = ()
+    broken: tuple[PeerId, ...] = ()
+    doubts: tuple[PeerId, ...] = ()
+    round: int = 0
+    standings: tuple[Standing, ...] = ()
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How new an advert is: what two peers compare before they send each other adverts."""
+
+    peer: PeerId
+    incarnation: int
+    version: int

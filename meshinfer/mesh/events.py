@@ -1,33 +1,63 @@
-"""What happens to ownership, and what it asks the agent to do."""
+"""What happens to an agent's part of the mesh, and what it asks the agent to do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshinfer.values import Advert, ModelFacts, ModelId, PeerId, Plan, PlanId, Span, Standing
+from meshinfer.values import Advert, ModelFacts, ModelId, PeerId, Plan, PlanId, ShardKey
+from meshinfer.wire.messages import Heartbeat, Summary
 
-# ── events ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class AdvertHeard:
-    """A peer of the roster said this; its signature has been verified."""
-
-    advert: Advert
+# ── events ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class PeerLeft:
-    """A peer said goodbye. A broken connection is no goodbye: silence tells about that."""
+class LinkUp:
+    """This agent's own control connection to a peer of the roster stands."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class SelfChanged:
-    """This agent's own advert has changed, in anything but its standing."""
+class LinkDown:
+    """It has broken, or its far end gave no sign of life. A starved peer's still stands: the network library answers."""
 
-    advert: Advert
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatHeard:
+    peer: PeerId
+    heartbeat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class AdvertsHeard:
+    """`peer` sent these; their authors are of the roster, and the signatures have been verified."""
+
+    peer: PeerId
+    adverts: tuple[Advert, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryHeard:
+    peer: PeerId
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthMeasured:
+    """To a peer, in kbit/s."""
+
+    peer: PeerId
+    kbit_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelfChanged:
+    """This agent's portrait has changed. What the mesh itself says of it (`version`, `links`, `broken`, `doubts`,
+    `round`, `standings`, `leaving`) counts for nothing here."""
+
+    portrait: Advert
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +69,29 @@ class ModelKnown:
 
 @dataclass(frozen=True, slots=True)
 class LoadDone:
-    """The span is loaded and warm: a step that comes now is served."""
+    """The shard is loaded and warm: a step that comes now is served."""
+
+    shard: ShardKey
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """A shard could not be fetched or loaded, or runs no more; its memory is free. `sentence` says why, for a person."""
+
+    shard: ShardKey
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanIdle:
+    """No answer is under way here under this plan: one that has been replaced may be let go of."""
 
     plan: PlanId
 
 
 @dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """A span could not be fetched or loaded, or runs no more. `sentence` says why, for a person."""
-
-    plan: PlanId
-    sentence: str
+class Leave:
+    """This agent is about to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +99,51 @@ class Tick:
     """Time has passed."""
 
 
-Event = AdvertHeard | PeerLeft | SelfChanged | ModelKnown | LoadDone | LoadFailed | Tick
+Event = (
+    LinkUp
+    | LinkDown
+    | HeartbeatHeard
+    | AdvertsHeard
+    | SummaryHeard
+    | BandwidthMeasured
+    | SelfChanged
+    | ModelKnown
+    | LoadDone
+    | LoadFailed
+    | PlanIdle
+    | Leave
+    | Tick
+)
 
-# ── effects ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── effects ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
-    """Send a new version of the own advert with this standing, at once."""
+class SendHeartbeat:
+    peer: PeerId
+    heartbeat: Heartbeat
 
-    standing: Standing | None
+
+@dataclass(frozen=True, slots=True)
+class SendAdverts:
+    """To each of these peers, whose links are up: the newest adverts of these authors, this agent itself perhaps
+    among them, as `adverts` says. What is lost on the way comes again, by summaries."""
+
+    peers: tuple[PeerId, ...]
+    adverts: tuple[Advert, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendSummary:
+    peer: PeerId
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Keep links to these peers (said again whenever it changes); to others they may be closed."""
+
+    peers: frozenset[PeerId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +159,38 @@ class NeedModel:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Fetch what is missing of this span, load it and warm it; then report LoadDone or LoadFailed."""
+    """Fetch what is missing of this shard, load it and warm it; then report LoadDone or LoadFailed."""
 
-    plan: Plan
-    span: Span
-    device: str
-    pool_tokens: int
+    shard: ShardKey
 
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Stop loading or serving under this plan and give its memory back, before any effect that follows."""
+    """Stop loading this shard, or give its memory back, before any effect that follows. No plan is served by it."""
+
+    shard: ShardKey
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Serve steps under this plan from now on, with these shards, which are loaded. Said again with more of them when a
+    standby's has been loaded too."""
+
+    plan: Plan
+    shards: tuple[ShardKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Serve no step under this plan any more; its shards may serve another."""
 
     plan: PlanId
 
 
 @dataclass(frozen=True, slots=True)
 class PlanUsable:
-    """All owners are ready: questions may be asked under this plan, and under no other."""
+    """All owners are ready: new questions are asked under this plan. Answers under an earlier one may go on while its
+    owners serve it."""
 
     plan: Plan
 
@@ -111,4 +202,16 @@ class PlanUnusable:
     reason: str
 
 
-Effect = Publish | NeedModel | Load | Unload | PlanUsable | PlanUnusable
+Effect = (
+    SendHeartbeat
+    | SendAdverts
+    | SendSummary
+    | Watch
+    | NeedModel
+    | Load
+    | Unload
+    | Serve
+    | Retire
+    | PlanUsable
+    | PlanUnusable
+)

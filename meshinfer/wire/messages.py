@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshinfer.values import ModelId, PeerId, PlanId, Ports
+from meshinfer.values import Mark, ModelId, PeerId, PlanId, Ports
 
 Rows = npt.NDArray[np.floating[Any]]
 """Hidden states, `[rows, hidden]`, C-contiguous, f32 or f16."""
@@ -51,16 +51,45 @@ class Refused:
 
 # ── control ─────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
-class AdvertMessage:
-    """An advert as its author signed it. The bytes travel unchanged, because the signature covers them."""
+class SignedAdvert:
+    """An advert as its author signed it, and the author's certificate, so that whoever gets it can check both. The
+    bytes travel unchanged from peer to peer, because the signature covers them."""
 
+    certificate: bytes
     payload: bytes
     signature: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Goodbye:
-    """The sender leaves now; nobody need wait for its silence."""
+class Adverts:
+    """News of any peers, from any peer: at least one, and as many as fit into a header."""
+
+    adverts: tuple[SignedAdvert, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The sender is alive, and this is how it hears the receiver.
+
+    `count` goes up by one with each heartbeat to this receiver in this incarnation. `echo` is the newest count heard from
+    the receiver (0: none yet) and `echo_age_us` how long ago that was: the receiver has the round trip from it.
+    `digest` sums up the newest adverts that the sender knows; 8 bytes.
+    """
+
+    incarnation: int
+    count: int
+    echo: int
+    echo_age_us: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Which adverts the sender knows, in order of peer id. The receiver sends what is newer there; where
+    `reply` is set, it answers with its own summary too."""
+
+    marks: tuple[Mark, ...]
+    reply: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +102,6 @@ class Pong:
     """The answer to a `Ping`, with its token."""
 
     token: int
-
-
-@dataclass(frozen=True, slots=True)
-class Introduction:
-    """A peer tells of another: its certificate, and where its door may be. One address is enough for all."""
-
-    certificate: bytes
-    addresses: tuple[str, ...]
-    door: int
 
 
 # ── data ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,10 +218,25 @@ class Missing:
     digest: bytes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """Bytes that mean nothing: how long they take tells the link's bandwidth."""
+
+    token: int
+    body: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The answer to a `Probe`, when all of it has come."""
+
+    token: int
+
+
 DoorMessage = Knock | Welcome | Refused
-ControlMessage = AdvertMessage | Goodbye | Ping | Pong | Introduction
+ControlMessage = Adverts | Heartbeat | Summary | Ping | Pong
 DataMessage = Step | Result | Refusal | Free
-BulkMessage = Fetch | Blob | Missing
+BulkMessage = Fetch | Blob | Missing | Probe | Probed
 Message = DoorMessage | ControlMessage | DataMessage | BulkMessage
 
 
@@ -211,11 +246,11 @@ class Code(IntEnum):
     KNOCK = 1
     WELCOME = 2
     REFUSED = 3
-    ADVERT = 16
-    GOODBYE = 17
     PING = 18
     PONG = 19
-    INTRODUCTION = 20
+    ADVERTS = 21
+    HEARTBEAT = 22
+    SUMMARY = 23
     STEP = 32
     RESULT = 33
     REFUSAL = 34
@@ -223,3 +258,5 @@ class Code(IntEnum):
     FETCH = 48
     BLOB = 49
     MISSING = 50
+    PROBE = 51
+    PROBED = 52
