@@ -221,9 +221,9 @@ class Advert:
     lists every model whose manifest is there, weights or not: without it a peer is given no span. `min_owners` is the
     fewest owners that this peer would have a plan use (1: no split where one peer has room), `objective` what it
     would have it be best at; both travel, since all must compute alike.
-    `links` are the peers that it watches and hears, in order of peer id; `broken` those that no route should join it to,
-    because the way between them failed lately, heard or not. `doubts` are peers that it waited for in vain to accept
-    a plan. `round` is the last round that is over for it. `leaving` is its last word.
+    `links` are the peers that it watches and hears, in order of peer id; `broken` those that no route should join it
+    to, because the way between them failed lately, heard or not. `doubts` are peers that it waited for in vain to
+    accept a plan. `round` is the last round that is over for it. `leaving` is its last word.
     """
 
     peer: PeerId

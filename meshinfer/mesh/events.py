@@ -19,7 +19,7 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """It has broken, or its far end gave no sign of life. A starved peer's still stands: the network library answers."""
+    """It has broken, or its far end gave no sign of life. A starved peer still has its links: libzmq answers."""
 
     peer: PeerId
 
@@ -76,7 +76,7 @@ class LoadDone:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """A shard could not be fetched or loaded, or runs no more; its memory is free. `sentence` says why, for a person."""
+    """A shard could not be fetched or loaded, or runs no more; its memory is free. `sentence` says why, to a person."""
 
     shard: ShardKey
     sentence: str

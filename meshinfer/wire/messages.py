@@ -71,8 +71,8 @@ class Adverts:
 class Heartbeat:
     """The sender is alive, and this is how it hears the receiver.
 
-    `count` goes up by one with each heartbeat to this receiver in this incarnation. `echo` is the newest count heard from
-    the receiver (0: none yet) and `echo_age_us` how long ago that was: the receiver has the round trip from it.
+    `count` goes up by one with each heartbeat to this receiver in this incarnation. `echo` is the newest count heard
+    from the receiver (0: none yet) and `echo_age_us` how long ago that was: the receiver has the round trip from it.
     `digest` sums up the newest adverts that the sender knows; 8 bytes.
     """
 
