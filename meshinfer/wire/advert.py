@@ -128,21 +128,29 @@ def _plan_fields(plan: Plan) -> tuple[object, ...]:
     return (
         bytes.fromhex(plan.model),
         plan.layers,
-        tuple(
-            (
-                bytes.fromhex(one.peer),
-                one.span.first,
-                one.span.last,
-                printable(one.device, NAME_CHARS),
-                one.pool_tokens,
-            )
-            for one in plan.assignments
-        ),
-        tuple(
-            (bytes.fromhex(one.peer), one.incarnation, one.capacity_bytes, one.decode_us, one.precision.value)
-            for one in plan.inputs
-        ),
+        plan.round,
+        None if plan.replaces is None else bytes.fromhex(plan.replaces),
+        tuple(map(_assignment_fields, plan.assignments)),
+        tuple(map(_assignment_fields, plan.standbys)),
+        tuple(map(_input_fields, plan.inputs)),
         plan.predicted_us,
+        plan.stage_us,
+    )
+
+
+def _assignment_fields(one: Assignment) -> tuple[object, ...]:
+    device = printable(one.device, NAME_CHARS)
+    return bytes.fromhex(one.peer), one.span.first, one.span.last, device, one.pool_tokens
+
+
+def _input_fields(one: OwnerFacts) -> tuple[object, ...]:
+    return (
+        bytes.fromhex(one.peer),
+        one.incarnation,
+        one.round,
+        one.capacity_bytes,
+        one.decode_us,
+        one.precision.value,
     )
 
 
