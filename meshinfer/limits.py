@@ -265,11 +265,13 @@ HANDSHAKE_MS: Final = 3000
 """A connection that has not shown a key of the roster by then is closed. Worst case: a stranger holds as many
 descriptors as they open connections in 3 s, about 20 KiB each."""
 
-PING_MS: Final = 1000
-CONTROL_DEAD_MS: Final = 4000
-"""A control link without a sign of life for so long is down, before `SILENCE_S`. libzmq's own thread answers,
-so a busy interpreter is not taken for a dead PC."""
+CONTROL_PING_MS: Final = 500
+CONTROL_DEAD_MS: Final = 2000
+"""A control link without a sign of life for so long is down, long before `SILENCE_S`. libzmq's own thread answers, so
+a busy interpreter is not taken for a dead PC; four pings have gone unanswered by then. A link that is down for want of
+luck (20 % loss) costs a reconnection and accuses nobody: its peer is heard by others."""
 
+BODY_PING_MS: Final = 1000
 BODY_DEAD_MS: Final = 20_000
 """The same for data and bulk links, where a sign of life may wait behind a body
 (6 s for `BODY_BYTES` at 100 Mbit/s)."""

@@ -16,7 +16,7 @@ from meshinfer.agent.config import SETTINGS, Config, Split
 from meshinfer.agent.settings import Address
 from meshinfer.errors import ConfigError
 from meshinfer.limits import DOOR_PORT, GIB, MIB
-from meshinfer.values import Precision
+from meshinfer.values import Objective, Precision
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,6 +37,7 @@ def test_every_key_has_a_sound_default(tmp_path: Path) -> None:
     assert (loaded.engine.device, loaded.engine.threads) == ("auto", None)
     assert loaded.model.default == "smollm2"
     assert loaded.placement.split is Split.AUTO
+    assert loaded.placement.objective is Objective.LATENCY
     assert loaded.mesh.token is None
 
 
@@ -59,6 +60,7 @@ def test_the_file_is_read(tmp_path: Path) -> None:
         default = "big"
         [placement]
         split = "always"
+        objective = "throughput"
         [mesh]
         token = "meshinfer1-abc"
         """,
@@ -76,6 +78,7 @@ def test_the_file_is_read(tmp_path: Path) -> None:
     assert (loaded.engine.device, loaded.engine.threads) == ("GPU.1", 4)
     assert loaded.model.default == "big"
     assert loaded.placement.split is Split.ALWAYS
+    assert loaded.placement.objective is Objective.THROUGHPUT
     assert loaded.mesh.token == "meshinfer1-abc"
 
 
@@ -116,6 +119,7 @@ def test_each_key_has_its_variable(tmp_path: Path) -> None:
         "engine.threads": "2",
         "model.default": "m",
         "placement.split": "always",
+        "placement.objective": "throughput",
         "mesh.token": "t",
     }
     assert given.keys() == {setting.key for setting in SETTINGS}
@@ -152,6 +156,7 @@ def test_each_key_has_its_variable(tmp_path: Path) -> None:
         ("[engine]\ndevice = 'TPU'", ["TPU", '"GPU.1"']),
         ("[engine]\nthreads = -1", ["threads"]),
         ("[placement]\nsplit = true", ["split", '"always"']),
+        ("[placement]\nobjective = 'speed'", ["objective", '"latency"', '"throughput"']),
         ("name = ''", ["name"]),
         ('name = "a\\u0007"', ["printable"]),
         (f"name = '{'x' * 65}'", ["64"]),

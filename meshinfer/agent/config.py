@@ -22,7 +22,7 @@ from meshinfer.agent import settings
 from meshinfer.agent.settings import Address
 from meshinfer.errors import ConfigError
 from meshinfer.limits import CONFIG_BYTES, DOOR_PORT, GIB
-from meshinfer.values import Precision
+from meshinfer.values import Objective, Precision
 
 CONFIG_FILE: Final = "config.toml"
 _PREFIX: Final = "MESHINFER_"
@@ -72,7 +72,10 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
+    """`objective` is what this PC would have plans be best at; the mesh goes by what most of its agents say."""
+
     split: Split
+    objective: Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("engine.threads", settings.threads, lambda: None, "--threads"),
     Setting("model.default", settings.text, lambda: "smollm2", "--model"),
     Setting("placement.split", settings.choice(Split), lambda: Split.AUTO, "--split"),
+    Setting("placement.objective", settings.choice(Objective), lambda: Objective.LATENCY),
     Setting("mesh.token", settings.secret, lambda: None),
 )
 _BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
@@ -199,7 +203,7 @@ def load(
             threads=values["engine.threads"],
         ),
         model=ModelConfig(default=values["model.default"]),
-        placement=PlacementConfig(split=values["placement.split"]),
+        placement=PlacementConfig(split=values["placement.split"], objective=values["placement.objective"]),
         mesh=MeshConfig(token=values["mesh.token"]),
     )
 
