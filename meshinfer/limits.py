@@ -12,8 +12,8 @@ GIB: Final = 1024 * MIB
 PROTOCOL_VERSION: Final = 2
 
 HEADER_BYTES: Final = 64 * KIB
-"""A frame's msgpack header. The largest honest one is an advert with a plan of 64 owners, about 20 KiB.
-Worst case: one such buffer per message in a queue."""
+"""A frame's msgpack header. The largest honest one is an advert with `STANDINGS` plans of `PLAN_PEERS` peers, about
+60 KiB. Worst case: one such buffer per message in a queue."""
 
 BODY_BYTES: Final = 64 * MIB
 """A frame's raw body. The largest honest one is a chunk of 1,024 rows of a 16,384-wide model in f32: 64 MiB.
@@ -23,7 +23,7 @@ DOOR_BYTES: Final = 4 * KIB
 """All that a stranger may send. A knock is under 1 KiB. Worst case: 4 KiB per connection, freed with it."""
 
 MESSAGE_DEPTH: Final = 8
-"""Nesting of msgpack containers. The deepest honest message, an advert with a plan, has 6."""
+"""Nesting of msgpack containers. The deepest honest ones, a message with adverts and an advert itself, have 3."""
 
 NAME_CHARS: Final = 64
 """A peer's or model's name in characters, so that a table stays a table."""
@@ -39,6 +39,42 @@ CERTIFICATE_BYTES: Final = 1 * KIB
 
 HOLDINGS: Final = 32
 """Models that one advert may list; further ones are served but not announced."""
+
+LINKS: Final = 128
+"""Peers that one advert may list as heard: 8 neighbours, those of the plans it stands by, and those just met. Worst
+case: 24 bytes each, 3 KiB of an advert."""
+
+BROKEN_LINKS: Final = 64
+DOUBTS: Final = 64
+"""Peers that one advert may name as badly linked, and as waited for in vain: 16 bytes each, 1 KiB of an advert."""
+
+STANDINGS: Final = 4
+"""Plans that one agent stands by at once: one that serves, its successor, one that is being let go of, and one for a
+second model."""
+
+PLAN_STANDBYS: Final = 128
+PLAN_PEERS: Final = 128
+"""Standbys of one plan (one that stands by for two owners counts twice), and peers that it names in all: two standbys
+for each of `ROUTE_HOPS` owners."""
+
+PLAN_BYTES: Final = 14 * KIB
+"""A plan with as many of both as may be, their devices' names as short as OpenVINO's. An advert with `STANDINGS` of
+them fits into a header."""
+
+PLANS_READ: Final = 512
+"""Plans kept as they were read: each is in the adverts of all whom it names, again with each news of theirs. A mesh of
+1,000 has about 300. Worst case: about 100 KiB each of `PLAN_PEERS` peers, 50 MiB."""
+
+ADVERTS: Final = 64
+"""Adverts in one message; about 80 small ones fill a header. Worst case: 128 signatures to check, about 20 ms."""
+
+SUMMARY_MARKS: Final = 4096
+SUMMARY_MARK_BYTES: Final = 32
+"""A summary names every peer of the largest mesh, `ROSTER_MEMBERS`. Worst case: 128 KiB, the longest frame of the
+control channel."""
+
+PROBE_BYTES: Final = 256 * KIB
+"""Bytes that a link is tried with: 2 ms at 1 Gbit/s, 20 ms at 100 Mbit/s, a clear multiple of a round trip."""
 
 # ── trust ───────────────────────────────────────────────────────────────────────────────────────────────────
 ROSTER_MEMBERS: Final = 4096
@@ -327,3 +363,18 @@ REQUESTS_IN_FLIGHT: Final = 4
 
 PIECES_IN_FLIGHT: Final = 4
 """Pieces fetched at once: one is on its way while another is hashed and written."""
+
+PLAN_IDLE_S: Final = 2.0
+"""A plan without a step for so long, and without KV of an answer that was stepped under it, is idle: an answer under
+way steps ten times a second, or waits for an owner no longer than `RETRY_MAX_S`."""
+
+DRIFT_WINDOW_S: Final = 60.0
+DRIFT_WINDOWS: Final = 3
+"""A speed has drifted when so many windows in a row say so: other work of a minute or two on a PC moves no layers."""
+
+DRIFT_DECODE_STEPS: Final = 8
+DRIFT_PREFILL_STEPS: Final = 2
+"""Fewer steps in a window say nothing: their fastest may still have met other work."""
+
+DRIFT_POSITION: Final = 1024
+"""Steps further into their sequence are no measure: attention over so many tokens begins to count beside weights."""

@@ -1,28 +1,34 @@
-"""The spans that this agent runs for others: steps come in, are checked, run, and sent on."""
+"""The shards that this agent runs for others: steps come in, are checked, run, and sent on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from meshinfer.agent.metrics import Metrics
+from meshinfer.agent.pace import Pace
+from meshinfer.agent.speeds import Speeds
 from meshinfer.agent.threads import to_its_end
 from meshinfer.engine.runner import Outcome, Runner, Work
 from meshinfer.engine.shard import PagedShard
-from meshinfer.engine.speed import decode_us
+from meshinfer.engine.speed import Speed, measure
 from meshinfer.engine.step import Chunk, MissingKv, Overloaded, PoolFull, StepTiming
 from meshinfer.errors import StepError
-from meshinfer.limits import DETAIL_CHARS
+from meshinfer.limits import DETAIL_CHARS, PLAN_IDLE_S
 from meshinfer.mesh.plan import plan_id
 from meshinfer.model import mapping
 from meshinfer.model.graph import PagedGraph
 from meshinfer.model.weights import ModelFiles
-from meshinfer.values import PeerId, Plan, PlanId, Precision, Span
+from meshinfer.values import PeerId, Plan, PlanId, Precision, ShardKey
 from meshinfer.wire.messages import Free, HopTrace, Message, Refusal, RefusalReason, Result, Step
+
+_Sequence = tuple[PeerId, int]
+"""A sequence as a shard knows it: its asker, and the asker's number for it."""
 
 _REASONS: Final[dict[type[Exception], RefusalReason]] = {
     MissingKv: RefusalReason.MISSING_KV,
@@ -30,14 +36,36 @@ _REASONS: Final[dict[type[Exception], RefusalReason]] = {
     Overloaded: RefusalReason.OVERLOADED,
 }
 
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """One span that is loaded and warm."""
+
+@dataclass(slots=True, eq=False)
+class Loaded:
+    """One shard that is loaded and warm. Plans that name it share it, and its KV."""
+
+    key: ShardKey
+    shard: PagedShard
+    layers: float
+    """Its work, in layers of average size."""
+    speed: Speed
+    pace: Pace
+    stepped: dict[_Sequence, PlanId] = field(default_factory=dict)
+    """Sequences that may have KV here, each with the plan under which it was stepped last."""
+
+
+@dataclass(slots=True, eq=False)
+class _Served:
+    """A plan under which steps are taken."""
 
     plan: Plan
-    span: Span
-    shard: PagedShard
+    shards: dict[ShardKey, Loaded]
+    stepped_at: float
+    under_way: int = 0
+
+    def at(self, hop: int) -> Loaded | None:
+        """The shard of this agent that runs a hop's span."""
+        owner = self.plan.assignments[hop]
+        return self.shards.get(ShardKey(self.plan.model, owner.span, owner.device, owner.pool_tokens))
 
 
 class Owner:
@@ -51,78 +79,157 @@ class Owner:
         precision: Precision,
         threads: int | None,
         metrics: Metrics,
+        speeds: Speeds,
+        speed_drifted: Callable[[ShardKey, Speed], None],
     ) -> None:
+        """`speeds` keeps what is measured. `speed_drifted` is called once it keeps something else than before because
+        real steps of a shard take longer, or less long, than they did: then the advert is to be published anew."""
         self._me = me
         self._runner = runner
         self._send = send
         self._precision = precision
         self._threads = threads
         self._metrics = metrics
-        self._serving: dict[PlanId, Serving] = {}
+        self._speeds = speeds
+        self._speed_drifted = speed_drifted
+        self._loaded: dict[ShardKey, Loaded] = {}
+        self._served: dict[PlanId, _Served] = {}
         self._building = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
 
-    # ── spans ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def load(self, plan: Plan, span: Span, device: str, pool_tokens: int, files: ModelFiles) -> int:
-        """Builds, compiles and warms the span, and returns what one layer takes for a token, in microseconds.
+    # ── shards ──────────────────────────────────────────────────────────────────────────────────────────────
+    async def load(self, shard: ShardKey, files: ModelFiles) -> Speed:
+        """Builds, compiles and warms the shard, measures it, and keeps its speed. One that is loaded stays as it is.
 
-        Steps of other spans go on meanwhile. Raises ModelError or CapacityError.
+        Steps of other shards go on meanwhile. Raises ModelError or CapacityError.
         """
+        layers = _work(files, shard)
 
-        def build() -> tuple[PagedShard, int]:
-            model = PagedGraph.open(files).span(span)
+        def build() -> tuple[PagedShard, Speed]:
+            model = PagedGraph.open(files).span(shard.span)
             context = files.manifest.config.context
-            shard = PagedShard(model, device, self._precision, pool_tokens, self._threads, context)
-            shard.warm()
+            built = PagedShard(
+                model, shard.device, self._precision, shard.pool_tokens, self._threads, context
+            )
+            built.warm()
             mapping.release(files.weights_path)
-            return shard, decode_us(shard, len(span))
+            return built, measure(built, layers)
 
         async with self._building:
-            shard, measured_us = await to_its_end(build, lambda built: built[0].close())
-        self._runner.add(shard)
-        self._serving[plan_id(plan)] = Serving(plan, span, shard)
-        return measured_us
+            known = self._loaded.get(shard)
+            if known is not None:
+                return known.speed
+            built, speed = await to_its_end(build, lambda made: made[0].close())
+        self._runner.add(built)
+        self._loaded[shard] = Loaded(shard, built, layers, speed, Pace(layers))
+        self._keep(shard, speed)
+        return speed
 
-    def unload(self, plan: PlanId) -> None:
-        """Stops serving under this plan; what waits is refused."""
-        serving = self._serving.pop(plan, None)
-        if serving is not None:
-            self._runner.drop(serving.shard, serving.shard.close)
+    def unload(self, shard: ShardKey) -> None:
+        """Gives its memory back; steps that wait for it are refused. Nothing happens where it is not loaded."""
+        loaded = self._loaded.pop(shard, None)
+        if loaded is None:
+            return
+        for served in self._served.values():
+            served.shards.pop(shard, None)
+        self._runner.drop(loaded.shard, loaded.shard.close)
 
     @property
-    def serving(self) -> Sequence[Serving]:
-        return tuple(self._serving.values())
+    def loaded(self) -> Sequence[Loaded]:
+        """In order of layers."""
+        return sorted(self._loaded.values(), key=lambda loaded: (loaded.key.span, loaded.key.device))
+
+    def observed(self, shard: ShardKey) -> Speed | None:
+        """How fast real steps were lately; None for a shard that is not loaded, or had none. A figure of 0 says that
+        there were none of its kind."""
+        loaded = self._loaded.get(shard)
+        return None if loaded is None else loaded.pace.observed
+
+    # ── plans ───────────────────────────────────────────────────────────────────────────────────────────────
+    def serve(self, plan: Plan, shards: tuple[ShardKey, ...]) -> None:
+        """Take steps under this plan from now on, each on the shard whose span is the hop's. Called again when more of
+        its shards are loaded."""
+        missing = [shard for shard in shards if shard not in self._loaded]
+        if missing:
+            _log.warning("layers %s are not loaded, and not served", ", ".join(str(s.span) for s in missing))
+        held = {shard: self._loaded[shard] for shard in shards if shard in self._loaded}
+        served = self._served.get(plan_id(plan))
+        if served is None:
+            self._served[plan_id(plan)] = _Served(plan, held, self._loop.time())
+        else:
+            served.shards = held
+
+    def retire(self, plan: PlanId) -> None:
+        """Take no more steps under this plan; those that were taken end.
+
+        KV belongs to a sequence on a shard. Where another plan serves the shard, the answer may go on under that, and
+        its KV stays until its asker frees it. Where none does, nobody will step it any more.
+        """
+        served = self._served.pop(plan, None)
+        if served is None:
+            return
+        for loaded in served.shards.values():
+            if not any(loaded.key in other.shards for other in self._served.values()):
+                self._free(loaded, [sequence for sequence, last in loaded.stepped.items() if last == plan])
+
+    def idle(self, plan: PlanId) -> bool:
+        """Whether no answer is under way under this plan: no step for a while, and none of the sequences that were
+        stepped under it last has KV here still."""
+        served = self._served.get(plan)
+        if served is None:
+            return True
+        if served.under_way or self._loop.time() - served.stepped_at < PLAN_IDLE_S:
+            return False
+        for loaded in served.shards.values():
+            _forget_gone(loaded)
+        return all(plan not in loaded.stepped.values() for loaded in served.shards.values())
 
     # ── messages ────────────────────────────────────────────────────────────────────────────────────────────
     def step(self, sender: PeerId, step: Step) -> None:
         """One step from the hop before; anything wrong with it ends in one refusal to its asker."""
-        serving = self._serving.get(step.plan)
-        if serving is None or step.route != serving.plan.owners or step.route[step.hop] != self._me:
+        served = self._served.get(step.plan)
+        if served is None or step.route != served.plan.owners or step.route[step.hop] != self._me:
             self._refuse(step, RefusalReason.NOT_ACCEPTED, "this agent does not serve under that plan")
             return
         if sender != (step.asker if step.hop == 0 else step.route[step.hop - 1]):
             # Whoever sends in another's name is not answered at all.
             self._metrics.count("refused.step.sender")
             return
-        last = step.hop == len(step.route) - 1
-        chunks = []
-        begin = 0
-        rows = np.asarray(step.rows, dtype=np.float32)
-        for entry in step.entries:
-            end = begin + entry.count
-            want = entry.want if last else entry.count
-            chunks.append(Chunk((step.asker, entry.sequence), entry.position, rows[begin:end], want))
-            begin = end
+        loaded = served.at(step.hop)
+        if loaded is None:
+            self._refuse(step, RefusalReason.NOT_ACCEPTED, "these layers are not loaded here")
+            return
+        self._run(served, loaded, step)
+
+    def _run(self, served: _Served, loaded: Loaded, step: Step) -> None:
+        chunks = _chunks(step)
 
         def done(outcome: Outcome, timing: StepTiming) -> None:
             # In the inference thread: the loop only has to send.
             message = self._outcome(step, outcome, timing)
-            self._loop.call_soon_threadsafe(self._reply, step, message)
+            self._loop.call_soon_threadsafe(self._ran, served, loaded, step, message, timing)
 
+        served.stepped_at = self._loop.time()
+        served.under_way += 1
+        for entry in step.entries:
+            loaded.stepped[step.asker, entry.sequence] = step.plan
+        if len(loaded.stepped) > 2 * loaded.shard.blocks_total:  # each that has KV has a block at least
+            _forget_gone(loaded)
         try:
-            self._runner.submit(serving.shard, Work(step.asker, chunks, done))
+            self._runner.submit(loaded.shard, Work(step.asker, chunks, done))
         except StepError as error:
+            served.under_way -= 1
             self._reply(step, self._refusal_of(step, error))
+
+    def _ran(self, served: _Served, loaded: Loaded, step: Step, message: Message, timing: StepTiming) -> None:
+        self._reply(step, message)
+        # Behind the sending: nobody waits for it.
+        served.under_way -= 1
+        rows = len(step.rows)
+        if rows != timing.batch_tokens or isinstance(message, Refusal):
+            return  # others were in the batch, or nothing was computed
+        if loaded.pace.note(self._loop.time(), timing.compute_us, rows, step.entries[0].position):
+            self._look_for_drift(loaded)
 
     def _outcome(self, step: Step, outcome: Outcome, timing: StepTiming) -> Message:
         if isinstance(outcome, StepError):
@@ -148,8 +255,15 @@ class Owner:
     def free(self, sender: PeerId, message: Free) -> None:
         """The asker is done with these sequences of its own."""
         sequences = [(sender, sequence) for sequence in message.sequences]
-        for serving in self._serving.values():
-            self._runner.free(serving.shard, sequences)
+        for loaded in self._loaded.values():
+            self._free(loaded, sequences)
+
+    def _free(self, loaded: Loaded, sequences: Iterable[_Sequence]) -> None:
+        freed = list(sequences)
+        for sequence in freed:
+            loaded.stepped.pop(sequence, None)
+        if freed:
+            self._runner.free(loaded.shard, freed)
 
     def _refuse(self, step: Step, reason: RefusalReason, detail: str) -> None:
         self._reply(step, Refusal(step.plan, step.step, step.hop, reason, detail, ()))
@@ -159,3 +273,44 @@ class Owner:
         reason = _REASONS.get(type(error), RefusalReason.FAILED)
         held = error.held if isinstance(error, MissingKv) else ()
         return Refusal(step.plan, step.step, step.hop, reason, str(error)[:DETAIL_CHARS], held)
+
+    # ── speed ───────────────────────────────────────────────────────────────────────────────────────────────
+    def _keep(self, shard: ShardKey, speed: Speed) -> bool:
+        return self._speeds.put(shard.model, shard.device, self._precision, self._threads, speed)
+
+    def _look_for_drift(self, loaded: Loaded) -> None:
+        shard = loaded.key
+        known = self._speeds.get(shard.model, shard.device, self._precision, self._threads)
+        drifted = loaded.pace.drifted(known)
+        if drifted is not None and self._keep(shard, drifted):
+            now = self._speeds.get(shard.model, shard.device, self._precision, self._threads)
+            _log.info("a layer takes %s here now, and took %s", now, known)
+            self._speed_drifted(shard, now)
+
+
+def _chunks(step: Step) -> list[Chunk]:
+    """What each sequence of the step asks of the shard; rows come back as wanted from the last owner only."""
+    last = step.hop == len(step.route) - 1
+    rows = np.asarray(step.rows, dtype=np.float32)
+    chunks = []
+    begin = 0
+    for entry in step.entries:
+        end = begin + entry.count
+        want = entry.want if last else entry.count
+        chunks.append(Chunk((step.asker, entry.sequence), entry.position, rows[begin:end], want))
+        begin = end
+    return chunks
+
+
+def _forget_gone(loaded: Loaded) -> None:
+    """Sequences whose KV was freed here without their asker's word: their lease ran out, or a step broke them."""
+    held = set(loaded.shard.sequences)
+    for sequence in [one for one in loaded.stepped if one not in held]:
+        del loaded.stepped[sequence]
+
+
+def _work(files: ModelFiles, shard: ShardKey) -> float:
+    """In layers of average size, as speeds are given: large layers take longer."""
+    sizes = files.manifest.facts(files.name).layer_bytes
+    whole = sum(sizes)
+    return sum(sizes[shard.span.first : shard.span.last]) * len(sizes) / whole if whole else len(shard.span)
