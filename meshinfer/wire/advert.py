@@ -1,96 +1,95 @@
 """Adverts and plans as canonical bytes: signatures and plan ids are taken over them.
 
 One value has one encoding, the same on every PC: arrays in a fixed order, MessagePack's shortest forms, no
-floats, maps or absent fields, text in NFC. What decodes but is not the encoding of what it decodes to is
-refused, so nobody can make two byte strings of one meaning.
+floats, maps or absent fields, text in NFC, peers in order. What decodes but is not the encoding of what it
+decodes to is refused, so nobody can make two byte strings of one meaning. Every field's check lets through only
+what `encode` would write, so that it is enough to pack what was unpacked and compare.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Final, TypeVar
+from collections.abc import Sequence
+from itertools import chain
+from struct import Struct
+from typing import Final
 
 from meshinfer.errors import WireError
 from meshinfer.limits import (
+    BROKEN_LINKS,
+    CERTIFICATE_BYTES,
     DETAIL_CHARS,
+    DOUBTS,
     HEADER_BYTES,
     HOLDINGS,
-    LAYERS,
+    LINKS,
     NAME_CHARS,
+    PLAN_BYTES,
     PROTOCOL_VERSION,
     ROUTE_HOPS,
+    STANDINGS,
 )
 from meshinfer.text import printable
 from meshinfer.values import (
     Advert,
-    Assignment,
     Holding,
-    ModelId,
-    OwnerFacts,
+    LinkFacts,
+    Objective,
     PeerId,
-    Plan,
     Precision,
     Readiness,
-    Span,
     Standing,
 )
 from meshinfer.wire.fields import (
-    DIGEST_BYTES,
     ID_BYTES,
     U32,
     addresses,
     announced,
     array,
+    ascending,
+    blob,
     boolean,
     integer,
+    model_id,
     pack,
+    peer_id,
     ports,
-    raw,
     record,
+    records,
     text,
     unpack,
+    word,
 )
+from meshinfer.wire.plan import encode_plan, read_plan
 
-_PAYLOAD_BYTES: Final = HEADER_BYTES - 128
-"""An advert travels in a header with its signature and a few bytes more."""
+PAYLOAD_BYTES: Final = HEADER_BYTES - CERTIFICATE_BYTES - 128
+"""An advert travels in a header with its author's certificate, its signature and a few bytes more."""
 
-Word = TypeVar("Word", bound=StrEnum)
+_LINK: Final = Struct("<16sII")
+"""peer, round trip µs, kbit/s."""
+_SPAN: Final = Struct("<HH")
+"""first layer, last layer + 1."""
 
 
 def encode_advert(advert: Advert) -> bytes:
     """Canonical bytes, under 64 KiB. Raises WireError for an advert that no peer would accept.
 
-    Text is cleaned. Left out are addresses that mean nothing to another PC, and what is beyond the number of
-    holdings and addresses that an advert may list.
+    Text is cleaned and times are capped. Left out are addresses that mean nothing to another PC, and what is
+    beyond the number of holdings and addresses that an advert may list.
     """
     data = pack(_advert_fields(advert))
-    _parse_advert(data)
+    decode_advert(data)
     return data
 
 
 def decode_advert(data: bytes | memoryview) -> Advert:
     """The advert of a peer. Raises WireError (VersionError never: the message around it has been checked)."""
-    if len(data) > _PAYLOAD_BYTES:
-        raise WireError("size", f"an advert of {len(data)} bytes: at most {_PAYLOAD_BYTES} are allowed")
-    advert = _parse_advert(data)
-    if pack(_advert_fields(advert)) != data:
+    if len(data) > PAYLOAD_BYTES:
+        raise WireError("size", f"an advert of {len(data)} bytes: at most {PAYLOAD_BYTES} are allowed")
+    fields = unpack(data, longest=HOLDINGS, bin_bytes=len(data), str_bytes=4 * DETAIL_CHARS)
+    advert = _parse_advert(fields)
+    if pack(fields) != data:
         raise WireError("canonical", "an advert is not in its canonical form")
     return advert
-
-
-def encode_plan(plan: Plan) -> bytes:
-    """Canonical bytes of a plan: what its id is the SHA-256 of."""
-    return pack(_plan_fields(plan))
-
-
-def decode_plan(data: bytes | memoryview) -> Plan:
-    """The plan in canonical bytes. Raises WireError."""
-    if len(data) > _PAYLOAD_BYTES:
-        raise WireError("size", f"a plan of {len(data)} bytes: at most {_PAYLOAD_BYTES} are allowed")
-    plan = _parse_plan(unpack(data, longest=ROUTE_HOPS, bin_bytes=DIGEST_BYTES, str_bytes=4 * DETAIL_CHARS))
-    if encode_plan(plan) != data:
-        raise WireError("canonical", "a plan is not in its canonical form")
-    return plan
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -106,155 +105,151 @@ def _advert_fields(advert: Advert) -> tuple[object, ...]:
         announced(advert.addresses),
         (where.door, where.control, where.data, where.bulk),
         printable(advert.program, NAME_CHARS),
+        advert.rules,
         printable(advert.device, NAME_CHARS),
         advert.precision.value,
         advert.capacity_bytes,
+        advert.allocation_bytes,
         advert.decode_us,
+        advert.prefill_us,
         tuple(
             (bytes.fromhex(holding.model), printable(holding.name, NAME_CHARS), holding.complete)
             for holding in advert.holdings[:HOLDINGS]
         ),
         None if advert.wants is None else bytes.fromhex(advert.wants),
-        None if advert.standing is None else _standing_fields(advert.standing),
         advert.min_owners,
+        advert.objective.value,
+        b"".join(map(_pack_link, advert.links)),
+        bytes.fromhex("".join(advert.broken)),
+        bytes.fromhex("".join(advert.doubts)),
+        advert.round,
+        tuple(map(_standing_fields, advert.standings)),
+        advert.leaving,
     )
+
+
+def _pack_link(link: LinkFacts) -> bytes:
+    # A PC that slept may have measured hours.
+    return _LINK.pack(bytes.fromhex(link.peer), min(link.round_trip_us, U32), min(link.kbit_s, U32))
 
 
 def _standing_fields(standing: Standing) -> tuple[object, ...]:
-    return _plan_fields(standing.plan), standing.readiness.value, printable(standing.detail, DETAIL_CHARS)
-
-
-def _plan_fields(plan: Plan) -> tuple[object, ...]:
+    spans = b"".join([_SPAN.pack(span.first, span.last) for span in standing.spans])
     return (
-        bytes.fromhex(plan.model),
-        plan.layers,
-        plan.round,
-        None if plan.replaces is None else bytes.fromhex(plan.replaces),
-        tuple(map(_assignment_fields, plan.assignments)),
-        tuple(map(_assignment_fields, plan.standbys)),
-        tuple(map(_input_fields, plan.inputs)),
-        plan.predicted_us,
-        plan.stage_us,
+        encode_plan(standing.plan),
+        standing.readiness.value,
+        printable(standing.detail, DETAIL_CHARS),
+        spans,
     )
 
 
-def _assignment_fields(one: Assignment) -> tuple[object, ...]:
-    device = printable(one.device, NAME_CHARS)
-    return bytes.fromhex(one.peer), one.span.first, one.span.last, device, one.pool_tokens
-
-
-def _input_fields(one: OwnerFacts) -> tuple[object, ...]:
-    return (
-        bytes.fromhex(one.peer),
-        one.incarnation,
-        one.round,
-        one.capacity_bytes,
-        one.decode_us,
-        one.precision.value,
-    )
-
-
-# ── reading ─────────────────────────────────────────────────────────────────────────────────────────────
-def _parse_advert(data: bytes | memoryview) -> Advert:
-    header = unpack(data, longest=ROUTE_HOPS, bin_bytes=DIGEST_BYTES, str_bytes=4 * DETAIL_CHARS)
+# ── reading an advert ───────────────────────────────────────────────────────────────────────────────────
+def _parse_advert(header: tuple[object, ...]) -> Advert:
     (
         version,
-        peer,
+        author,
         name,
         incarnation,
         count,
         hosts,
         where,
         program,
+        rules,
         device,
         precision,
         capacity,
+        allocation,
         decode,
+        prefill,
         held,
         wants,
-        standing,
         fewest,
-    ) = record(header, "advert", 16)
+        objective,
+        heard,
+        badly_linked,
+        doubted,
+        last_round,
+        stands_by,
+        leaving,
+    ) = record(header, "advert", 25)
     integer(version, "version", PROTOCOL_VERSION, PROTOCOL_VERSION)
+    peer = peer_id(author)
     return Advert(
-        peer=_peer(peer),
+        peer=peer,
         name=text(name, "name", NAME_CHARS),
         incarnation=integer(incarnation, "incarnation"),
         version=integer(count, "advert version"),
         addresses=addresses(hosts),
         ports=ports(where),
         program=text(program, "program", NAME_CHARS),
+        rules=integer(rules, "rules", U32),
         device=text(device, "device", NAME_CHARS),
-        precision=_word(Precision, precision, "precision"),
+        precision=word(Precision, precision, "precision"),
         capacity_bytes=integer(capacity, "capacity"),
+        allocation_bytes=integer(allocation, "largest allocation"),
         decode_us=integer(decode, "decode time", U32),
-        holdings=tuple(_holding(one) for one in array(held, "holdings", HOLDINGS)),
-        wants=None if wants is None else _model(wants),
-        standing=None if standing is None else _standing(standing),
+        prefill_us=integer(prefill, "prefill time", U32),
+        holdings=tuple(map(_holding, array(held, "holdings", HOLDINGS))),
+        wants=None if wants is None else model_id(wants),
         min_owners=integer(fewest, "fewest owners", ROUTE_HOPS, 1),
+        objective=word(Objective, objective, "objective"),
+        links=_links(heard, peer),
+        broken=_others(badly_linked, "broken links", BROKEN_LINKS, peer),
+        doubts=_others(doubted, "doubts", DOUBTS, peer),
+        round=integer(last_round, "round"),
+        standings=_standings(stands_by, peer),
+        leaving=boolean(leaving, "leaving"),
     )
 
 
 def _holding(value: object) -> Holding:
     model, name, complete = record(value, "holding", 3)
-    return Holding(_model(model), text(name, "model name", NAME_CHARS), boolean(complete, "complete"))
+    return Holding(model_id(model), text(name, "model name", NAME_CHARS), boolean(complete, "complete"))
 
 
-def _standing(value: object) -> Standing:
-    plan, readiness, detail = record(value, "standing", 3)
+def _links(value: object, author: PeerId) -> tuple[LinkFacts, ...]:
+    data = records(value, "links", LINKS, _LINK.size)
+    links = tuple([LinkFacts(PeerId(peer.hex()), *speed) for peer, *speed in _LINK.iter_unpack(data)])
+    _check_others([link.peer for link in links], "links", author)
+    return links
+
+
+def _others(value: object, name: str, longest: int, author: PeerId) -> tuple[PeerId, ...]:
+    ids = records(value, name, longest, ID_BYTES).hex()
+    width = 2 * ID_BYTES
+    peers = tuple([PeerId(ids[start : start + width]) for start in range(0, len(ids), width)])
+    _check_others(peers, name, author)
+    return peers
+
+
+def _check_others(peers: Sequence[PeerId], name: str, author: PeerId) -> None:
+    if author in peers or not ascending(peers):
+        raise WireError("field", f"{name} are not in order of peer id, or name one twice, or the author")
+
+
+def _standings(value: object, author: PeerId) -> tuple[Standing, ...]:
+    rows = [record(one, "standing", 4) for one in array(value, "standings", STANDINGS)]
+    standings = tuple([_standing(*one, author=author) for one in rows])
+    if len({one[0] for one in rows}) != len(rows):
+        raise WireError("field", "an advert has two standings with one plan")
+    return standings
+
+
+def _standing(data: object, readiness: object, detail: object, spans: object, *, author: PeerId) -> Standing:
+    plan = read_plan(blob(data, "plan", PLAN_BYTES))
+    own = {
+        (one.span.first, one.span.last): one.span
+        for one in chain(plan.assignments, plan.standbys)
+        if one.peer == author
+    }
+    if not own:
+        raise WireError("field", "an advert's author stands by a plan that does not name it")
+    loaded = list(_SPAN.iter_unpack(records(spans, "spans", len(own), _SPAN.size)))
+    if not ascending(loaded) or not own.keys() >= set(loaded):
+        raise WireError("field", "loaded spans are not in order, or not what the plan gives to the author")
     return Standing(
-        _parse_plan(plan), _word(Readiness, readiness, "readiness"), text(detail, "detail", DETAIL_CHARS)
+        plan,
+        word(Readiness, readiness, "readiness"),
+        text(detail, "detail", DETAIL_CHARS),
+        tuple([own[span] for span in loaded]),
     )
-
-
-def _parse_plan(value: object) -> Plan:
-    model, layers, assignments, inputs, predicted = record(value, "plan", 5)
-    total = integer(layers, "layers", LAYERS, 1)
-    owners = tuple(_assignment(one) for one in array(assignments, "assignments", ROUTE_HOPS))
-    facts = tuple(_owner_facts(one) for one in array(inputs, "inputs", ROUTE_HOPS))
-    _check_tiling(owners, total)
-    if len({one.peer for one in facts}) != len(facts):
-        raise WireError("field", "a plan has two inputs of one peer")
-    return Plan(_model(model), total, owners, facts, integer(predicted, "predicted time"))
-
-
-def _check_tiling(owners: tuple[Assignment, ...], layers: int) -> None:
-    """The spans follow each other and make up the model, each with an owner of its own."""
-    edges = [0, *(one.span.last for one in owners)]
-    if [one.span.first for one in owners] != edges[:-1] or edges[-1] != layers:
-        raise WireError("field", "a plan's spans leave a gap, overlap, or do not end with the model")
-    if len({one.peer for one in owners}) != len(owners):
-        raise WireError("field", "a plan names one owner twice")
-
-
-def _assignment(value: object) -> Assignment:
-    peer, first, last, device, pool = record(value, "assignment", 5)
-    end = integer(last, "last layer", LAYERS, 1)
-    span = Span(integer(first, "first layer", end - 1), end)
-    return Assignment(_peer(peer), span, text(device, "device", NAME_CHARS), integer(pool, "pool"))
-
-
-def _owner_facts(value: object) -> OwnerFacts:
-    peer, incarnation, capacity, decode, precision = record(value, "input", 5)
-    return OwnerFacts(
-        _peer(peer),
-        integer(incarnation, "incarnation"),
-        integer(capacity, "capacity"),
-        integer(decode, "decode time", U32),
-        _word(Precision, precision, "precision"),
-    )
-
-
-def _peer(value: object) -> PeerId:
-    return PeerId(raw(value, "peer", ID_BYTES).hex())
-
-
-def _model(value: object) -> ModelId:
-    return ModelId(raw(value, "model", DIGEST_BYTES).hex())
-
-
-def _word(words: type[Word], value: object, name: str) -> Word:
-    try:
-        return words(value)  # type: ignore[arg-type]
-    except ValueError:
-        raise WireError("field", f"{name} is not one of {', '.join(words)}") from None

@@ -19,16 +19,16 @@ from meshinfer.limits import (
     DOOR_BYTES,
     HEADER_BYTES,
     NAME_CHARS,
+    PROBE_BYTES,
     PROTOCOL_VERSION,
     STEP_SEQUENCES,
 )
 from meshinfer.text import printable
 from meshinfer.values import Channel, ModelId
+from meshinfer.wire import control
 from meshinfer.wire import data as steps
 from meshinfer.wire.fields import (
     DIGEST_BYTES,
-    SIGNATURE_BYTES,
-    U16,
     U63,
     addresses,
     announced,
@@ -42,7 +42,7 @@ from meshinfer.wire.fields import (
     unpack,
 )
 from meshinfer.wire.messages import (
-    AdvertMessage,
+    Adverts,
     Blob,
     BulkMessage,
     Code,
@@ -51,17 +51,19 @@ from meshinfer.wire.messages import (
     DoorMessage,
     Fetch,
     Free,
-    Goodbye,
-    Introduction,
+    Heartbeat,
     Knock,
     Message,
     Missing,
     Ping,
     Pong,
+    Probe,
+    Probed,
     Refusal,
     Refused,
     Result,
     Step,
+    Summary,
     Welcome,
 )
 
@@ -187,48 +189,6 @@ def _parse_refused(header: Fields) -> Refused:
     )
 
 
-# ── control ─────────────────────────────────────────────────────────────────────────────────────────────
-def _pack_advert(message: AdvertMessage) -> tuple[Fields, None]:
-    return (message.payload, message.signature), None
-
-
-def _parse_advert(header: Fields) -> AdvertMessage:
-    _, _, payload, signature = record(header, "advert", 4)
-    return AdvertMessage(blob(payload, "payload", HEADER_BYTES), raw(signature, "signature", SIGNATURE_BYTES))
-
-
-def _pack_goodbye(message: Goodbye) -> tuple[Fields, None]:
-    return (), None
-
-
-def _parse_goodbye(header: Fields) -> Goodbye:
-    record(header, "goodbye", 2)
-    return Goodbye()
-
-
-def _pack_token(message: Ping | Pong) -> tuple[Fields, None]:
-    return (message.token,), None
-
-
-def _parse_ping(header: Fields) -> Ping:
-    return Ping(integer(record(header, "ping", 3)[2], "token"))
-
-
-def _parse_pong(header: Fields) -> Pong:
-    return Pong(integer(record(header, "pong", 3)[2], "token"))
-
-
-def _pack_introduction(message: Introduction) -> tuple[Fields, None]:
-    return (message.certificate, announced(message.addresses), message.door), None
-
-
-def _parse_introduction(header: Fields) -> Introduction:
-    _, _, certificate, hosts, door = record(header, "introduction", 5)
-    return Introduction(
-        blob(certificate, "certificate", CERTIFICATE_BYTES), addresses(hosts), integer(door, "port", U16, 1)
-    )
-
-
 # ── bulk ────────────────────────────────────────────────────────────────────────────────────────────────
 def _pack_fetch(message: Fetch) -> tuple[Fields, None]:
     return (
@@ -274,15 +234,33 @@ def _parse_missing(header: Fields) -> Missing:
     return Missing(integer(request, "request"), raw(digest, "digest", DIGEST_BYTES))
 
 
+def _pack_probe(message: Probe) -> tuple[Fields, Frame]:
+    return (message.token,), message.body
+
+
+def _parse_probe(header: Fields, body: Frame) -> Probe:
+    if len(body) > PROBE_BYTES:
+        raise WireError("size", f"a probe of {len(body)} bytes: at most {PROBE_BYTES} are allowed")
+    return Probe(integer(record(header, "probe", 3)[2], "token"), body)
+
+
+def _pack_probed(message: Probed) -> tuple[Fields, None]:
+    return (message.token,), None
+
+
+def _parse_probed(header: Fields) -> Probed:
+    return Probed(integer(record(header, "probed", 3)[2], "token"))
+
+
 _TYPES: Final = (
     _Type(Code.KNOCK, None, Knock, _pack_knock, _parse_knock),
     _Type(Code.WELCOME, None, Welcome, _pack_welcome, _parse_welcome),
     _Type(Code.REFUSED, None, Refused, _pack_refused, _parse_refused),
-    _Type(Code.ADVERT, Channel.CONTROL, AdvertMessage, _pack_advert, _parse_advert),
-    _Type(Code.GOODBYE, Channel.CONTROL, Goodbye, _pack_goodbye, _parse_goodbye),
-    _Type(Code.PING, Channel.CONTROL, Ping, _pack_token, _parse_ping),
-    _Type(Code.PONG, Channel.CONTROL, Pong, _pack_token, _parse_pong),
-    _Type(Code.INTRODUCTION, Channel.CONTROL, Introduction, _pack_introduction, _parse_introduction),
+    _Type(Code.PING, Channel.CONTROL, Ping, control.pack_token, control.parse_ping),
+    _Type(Code.PONG, Channel.CONTROL, Pong, control.pack_token, control.parse_pong),
+    _Type(Code.ADVERTS, Channel.CONTROL, Adverts, control.adverts_fields, control.parse_adverts),
+    _Type(Code.HEARTBEAT, Channel.CONTROL, Heartbeat, control.pack_heartbeat, control.parse_heartbeat),
+    _Type(Code.SUMMARY, Channel.CONTROL, Summary, control.pack_summary, control.parse_summary, body=True),
     _Type(Code.STEP, Channel.DATA, Step, steps.pack_step, steps.parse_step, body=True),
     _Type(Code.RESULT, Channel.DATA, Result, steps.pack_result, steps.parse_result, body=True),
     _Type(Code.REFUSAL, Channel.DATA, Refusal, steps.pack_refusal, steps.parse_refusal),
@@ -290,6 +268,8 @@ _TYPES: Final = (
     _Type(Code.FETCH, Channel.BULK, Fetch, _pack_fetch, _parse_fetch),
     _Type(Code.BLOB, Channel.BULK, Blob, _pack_blob, _parse_blob, body=True),
     _Type(Code.MISSING, Channel.BULK, Missing, _pack_missing, _parse_missing),
+    _Type(Code.PROBE, Channel.BULK, Probe, _pack_probe, _parse_probe, body=True),
+    _Type(Code.PROBED, Channel.BULK, Probed, _pack_probed, _parse_probed),
 )
 _BY_CODE: Final = {row.code.value: row for row in _TYPES}
 _BY_MESSAGE: Final = {row.message: row for row in _TYPES}

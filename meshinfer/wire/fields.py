@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from typing import Final
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, Final, TypeVar
 
 import msgpack
 
 from meshinfer.errors import WireError
 from meshinfer.limits import ADDRESS_CHARS, ADDRESSES
 from meshinfer.text import is_printable
-from meshinfer.values import Ports
+from meshinfer.values import ModelId, PeerId, Ports
 
 U16: Final = 2**16 - 1
 U32: Final = 2**32 - 1
@@ -24,6 +26,8 @@ U63: Final = 2**63 - 1
 ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
+
+Word = TypeVar("Word", bound=StrEnum)
 
 
 def pack(fields: Sequence[object]) -> bytes:
@@ -84,6 +88,11 @@ def integers(value: object, name: str, longest: int, highest: int = U63) -> tupl
     return numbers  # type: ignore[return-value]
 
 
+def ascending(values: Sequence[Any]) -> bool:
+    """Each greater than the one before, so none twice."""
+    return all(one < other for one, other in pairwise(values))
+
+
 def boolean(value: object, name: str) -> bool:
     if type(value) is not bool:
         raise WireError("field", f"{name} is not true or false")
@@ -100,6 +109,29 @@ def blob(value: object, name: str, longest: int) -> bytes:
     if type(value) is not bytes or len(value) > longest:
         raise WireError("field", f"{name} is not at most {longest} bytes")
     return value
+
+
+def records(value: object, name: str, longest: int, width: int) -> bytes:
+    """A string of at most `longest` records of `width` bytes, the last one whole."""
+    data = blob(value, name, longest * width)
+    if len(data) % width:
+        raise WireError("field", f"the last one of {name} is cut short")
+    return data
+
+
+def peer_id(value: object) -> PeerId:
+    return PeerId(raw(value, "peer", ID_BYTES).hex())
+
+
+def model_id(value: object) -> ModelId:
+    return ModelId(raw(value, "model", DIGEST_BYTES).hex())
+
+
+def word(words: type[Word], value: object, name: str) -> Word:
+    try:
+        return words(value)  # type: ignore[arg-type]
+    except ValueError:
+        raise WireError("field", f"{name} is not one of {', '.join(words)}") from None
 
 
 def text(value: object, name: str, longest: int) -> str:
