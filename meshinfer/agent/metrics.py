@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from meshinfer.agent.timing import Routes
+
 RECENT = 256
 """Samples kept for a median: a few seconds of decoding, 2 KB."""
 
 
 class Metrics:
-    """Counts by name, and recent durations by name in microseconds."""
+    """Counts by name, recent durations by name in microseconds, and what tokens took along each route."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.routes = Routes()
         self._recent: dict[str, deque[int]] = {}
 
     def count(self, name: str, by: int = 1) -> None:
