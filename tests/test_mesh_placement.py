@@ -10,7 +10,7 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mesh_simulator import COSTS, advert, model, peer_id
+from mesh_samples import COSTS, advert, model, peer_id
 
 from meshinfer.limits import MIB
 from meshinfer.mesh import search
@@ -19,12 +19,13 @@ from meshinfer.mesh.placement import (
     MOST_POOL_TOKENS,
     UNMEASURED_DECODE_US,
     Candidate,
+    Options,
     Shortfall,
     memory_bytes,
     place,
 )
-from meshinfer.mesh.plan import flaw
-from meshinfer.values import KvShape, ModelFacts, Plan, Precision
+from meshinfer.mesh.plan import flaw, shard_of
+from meshinfer.values import Assignment, KvShape, ModelFacts, OwnerFacts, Plan, Precision
 
 
 def peers(*capacities_mib: int, decode_us: Sequence[int] = ()) -> list[Candidate]:
@@ -40,9 +41,17 @@ def spans(plan: Plan | Shortfall) -> list[tuple[int, str]]:
     return [(int(one.peer, 16), str(one.span)) for one in plan.assignments]
 
 
+def _owners(plan: Plan) -> list[tuple[Assignment, OwnerFacts]]:
+    facts = {one.peer: one for one in plan.inputs}
+    return [(one, facts[one.peer]) for one in plan.assignments]
+
+
 def must_fit(plan: Plan, facts: ModelFacts) -> None:
-    for assignment, facts_then in zip(plan.assignments, plan.inputs, strict=True):
-        assert memory_bytes(facts, COSTS, assignment, facts_then.precision) <= facts_then.capacity_bytes
+    for assignment, facts_then in _owners(plan):
+        assert (
+            memory_bytes(facts, COSTS, (shard_of(plan, assignment),), facts_then.precision)
+            <= facts_then.capacity_bytes
+        )
     assert flaw(plan, facts) is None
 
 
@@ -61,7 +70,7 @@ def test_equally_fast_peers_are_told_apart_by_their_id() -> None:
 
 
 def test_a_split_comes_when_it_is_asked_for_and_is_even() -> None:
-    assert spans(place(model(), peers(80, 80, 80), COSTS, min_owners=3)) == [
+    assert spans(place(model(), peers(80, 80, 80), COSTS, Options(min_owners=3))) == [
         (0, "0-1"),
         (1, "2-3"),
         (2, "4-5"),
@@ -69,8 +78,8 @@ def test_a_split_comes_when_it_is_asked_for_and_is_even() -> None:
 
 
 def test_more_owners_than_can_be_had_are_not_insisted_on() -> None:
-    assert spans(place(model(), peers(80), COSTS, min_owners=3)) == [(0, "0-5")]
-    assert len(spans(place(model(layers=2), peers(80, 80, 80), COSTS, min_owners=3))) == 2
+    assert spans(place(model(), peers(80), COSTS, Options(min_owners=3))) == [(0, "0-5")]
+    assert len(spans(place(model(layers=2), peers(80, 80, 80), COSTS, Options(min_owners=3)))) == 2
 
 
 def test_a_hop_costs_so_no_more_owners_than_needed() -> None:
@@ -188,7 +197,9 @@ def test_nobody_has_memory() -> None:
 
 
 def test_where_a_split_was_asked_for_the_fastest_does_not_take_nearly_all() -> None:
-    forced = place(model(layers=12), peers(400, 400, 400, decode_us=(100, 300, 350)), COSTS, min_owners=3)
+    forced = place(
+        model(layers=12), peers(400, 400, 400, decode_us=(100, 300, 350)), COSTS, Options(min_owners=3)
+    )
     assert isinstance(forced, Plan)
     assert [len(one.span) for one in forced.assignments] == [4, 4, 4]
 
@@ -239,7 +250,7 @@ def least_cost(facts: ModelFacts, candidates: list[Candidate], fewest: int, even
 
 def cost_of(plan: Plan, facts: ModelFacts, even_us: int | None) -> int:
     cost = HOP_US * sum(facts.layer_bytes) * len(plan.owners)
-    for one, then in zip(plan.assignments, plan.inputs, strict=True):
+    for one, then in _owners(plan):
         cost += (
             (even_us or then.decode_us)
             * facts.layers
@@ -271,7 +282,7 @@ def test_no_plan_is_better_than_the_one_found(
     mesh: tuple[ModelFacts, list[Candidate]], min_owners: int
 ) -> None:
     facts, candidates = mesh
-    plan = place(facts, candidates, COSTS, min_owners)
+    plan = place(facts, candidates, COSTS, Options(min_owners))
     fewest, even = min_owners, min_owners > 1
     while fewest > 1 and least_cost(facts, candidates, fewest, even) is None:
         fewest -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from mesh_simulator import COSTS, advert, model, peer_id
+from mesh_samples import COSTS, advert, model, peer_id
 
 from meshinfer.mesh.placement import Candidate, place
 from meshinfer.mesh.plan import assignment_of, covers, facts_of, flaw, plan_id, pool_limit

@@ -4,8 +4,9 @@ agent."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
+from types import MappingProxyType
 
 from meshinfer import limits
 from meshinfer.mesh import search
@@ -14,16 +15,28 @@ from meshinfer.values import (
     Assignment,
     KvShape,
     ModelFacts,
+    Objective,
     OwnerFacts,
     PeerId,
     Plan,
+    PlanId,
     Precision,
+    ShardKey,
     Span,
 )
 
 HOP_US = 500
 """One hop from owner to owner: a round trip of 8 kB over ZeroMQ with CURVE takes about 150 µs on loopback, a
 further inference call about 300 µs (both measured). Links are not measured yet, so all cost the same."""
+
+SOFTWARE_US = 300
+"""What a hop takes besides the network: frames, encryption, waking the engine (measured on loopback)."""
+
+ROW_BYTES_PER_NUMBER = 4
+"""Hidden states travel as f32 at most."""
+
+SLACK_PERCENT = 20
+"""What a plan may be worse than the best one for leaving shards where they are loaded."""
 
 UNMEASURED_DECODE_US = 400
 """Assumed while nobody has run a layer: a layer of a 1.1B int4 model takes 1.4 ms, one of a 135M
@@ -65,21 +78,86 @@ class Candidate:
 
     peer: PeerId
     incarnation: int
+    round: int
     capacity_bytes: int
+    allocation_bytes: int
     decode_us: int
+    prefill_us: int
     precision: Precision
     device: str
 
     @classmethod
-    def of(cls, advert: Advert) -> Candidate:
+    def of(cls, advert: Advert, base_round: int = 0) -> Candidate:
+        """`base_round` is the last round that is over for that peer: the plan's is greater."""
         return cls(
             advert.peer,
             advert.incarnation,
+            base_round,
             advert.capacity_bytes,
+            advert.allocation_bytes,
             advert.decode_us,
+            advert.prefill_us,
             advert.precision,
             advert.device,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """What it costs to pass one token's rows from owner to owner.
+
+    `us` holds what was measured, in µs, by (from, to); all other pairs cost `HOP_US`. The pairs in `broken` (in either
+    order) are never neighbours on a route.
+    """
+
+    us: Mapping[tuple[PeerId, PeerId], int] = field(default_factory=lambda: MappingProxyType({}))
+    broken: frozenset[tuple[PeerId, PeerId]] = frozenset()
+
+    @classmethod
+    def of(cls, adverts: Iterable[Advert], hidden: int) -> Hops:
+        """From what peers say of their links, for rows of a model of this width."""
+        us: dict[tuple[PeerId, PeerId], int] = {}
+        broken: set[tuple[PeerId, PeerId]] = set()
+        row_bits = hidden * ROW_BYTES_PER_NUMBER * 8
+        for advert in adverts:
+            broken.update((advert.peer, other) for other in advert.broken)
+            for link in advert.links:
+                if link.round_trip_us <= 0:
+                    continue
+                transfer_us = row_bits * 1000 // link.kbit_s if link.kbit_s > 0 else 0
+                hop_us = link.round_trip_us // 2 + transfer_us + SOFTWARE_US
+                # Both ends measure the same link; the more careful of the two counts for both directions.
+                for pair in ((advert.peer, link.peer), (link.peer, advert.peer)):
+                    us[pair] = max(hop_us, us.get(pair, 0))
+        return cls(us, frozenset(broken))
+
+    def between(self, one: PeerId, other: PeerId) -> int | None:
+        """None where no route may lead from the one to the other."""
+        if (one, other) in self.broken or (other, one) in self.broken:
+            return None
+        return self.us.get((one, other), HOP_US)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a plan is to be, beyond what the peers can do.
+
+    `min_owners`: the fewest owners, where they can be had. `keep`: a plan whose shards are loaded, or were: of all
+    plans within `SLACK_PERCENT` of the best, the one that moves the fewest bytes is taken. `kept`: shards that peers
+    hold and must go on holding: naming one of them costs nothing. `taken_bytes`: what is promised there already and
+    stays promised, the kept shards included. `replaces`: the plan that this one takes over from.
+    """
+
+    min_owners: int = 1
+    objective: Objective = Objective.LATENCY
+    hops: Hops = field(default_factory=Hops)
+    keep: Plan | None = None
+    kept: Mapping[PeerId, frozenset[ShardKey]] = field(default_factory=lambda: MappingProxyType({}))
+    taken_bytes: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
+    replaces: PlanId | None = None
+
+
+_DEFAULTS = Options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +191,7 @@ class Shortfall:
 
 
 def place(
-    facts: ModelFacts, candidates: Iterable[Candidate], costs: Costs, min_owners: int = 1
+    facts: ModelFacts, candidates: Iterable[Candidate], costs: Costs, options: Options = _DEFAULTS
 ) -> Plan | Shortfall:
     """The plan for these peers, whatever their order; or what is missing.
 
@@ -124,6 +202,7 @@ def place(
     take all layers but one for each of the others, which is not what anybody asks for.
     """
     table = _Table(facts, costs)
+    min_owners = options.min_owners
     peers = sorted(candidate for candidate in candidates if candidate.capacity_bytes > 0)
     assumed_us = _assumed_us(peers)
     rooms = [_Room(candidate, table, assumed_us, even=min_owners > 1) for candidate in peers]
@@ -133,16 +212,19 @@ def place(
         links = _whole(usable, facts.layers) if fewest == 1 else None
         links = links or _split(usable, table, fewest)
         if links is not None and fewest <= len(links) <= limits.ROUTE_HOPS:
-            return _plan(facts, [(usable[link.lane], link.span) for link in links], table)
+            return _plan(facts, [(usable[link.lane], link.span) for link in links], table, options)
     return table.shortfall(rooms)
 
 
-def memory_bytes(facts: ModelFacts, costs: Costs, assignment: Assignment, precision: Precision) -> int:
-    """What an assignment takes of its owner's memory: weights and the whole KV pool."""
-    span = assignment.span
-    weights = sum(map(costs.layer_bytes, facts.layer_bytes[span.first : span.last]))
-    each = sum(costs.kv_bytes(kv, precision, assignment.device) for kv in facts.kv[span.first : span.last])
-    return costs.span_bytes(facts.hidden) + weights + assignment.pool_tokens * each
+def memory_bytes(facts: ModelFacts, costs: Costs, shards: Iterable[ShardKey], precision: Precision) -> int:
+    """What shards of one model take of a peer's memory: weights and the whole KV pools, equal ones once."""
+    total = 0
+    for shard in set(shards):
+        first, last = shard.span.first, shard.span.last
+        weights = sum(map(costs.layer_bytes, facts.layer_bytes[first:last]))
+        each = sum(costs.kv_bytes(kv, precision, shard.device) for kv in facts.kv[first:last])
+        total += costs.span_bytes(facts.hidden) + weights + shard.pool_tokens * each
+    return total
 
 
 class _Table:
@@ -215,7 +297,7 @@ class _Table:
         return Shortfall(self.bytes_of(thrifty, whole), max(layers), available)
 
 
-_NOBODY = Candidate(PeerId(""), 0, 0, 0, Precision.AUTO, "CPU")
+_NOBODY = Candidate(PeerId(""), 0, 0, 0, 0, 0, 0, Precision.AUTO, "CPU")
 
 
 class _Room:
@@ -285,16 +367,29 @@ def _searched(
     return None if chain is None else tuple(among[link.lane] for link in chain)
 
 
-def _plan(facts: ModelFacts, owners: Sequence[tuple[_Room, Span]], table: _Table) -> Plan:
-    assignments, inputs, cost = [], [], 0
+def _plan(facts: ModelFacts, owners: Sequence[tuple[_Room, Span]], table: _Table, options: Options) -> Plan:
+    assignments, inputs, cost, slowest = [], [], 0, 0
     for room, span in owners:
         one = room.candidate
         assignments.append(Assignment(one.peer, span, one.device, _pool_tokens(one, span, table)))
-        inputs.append(OwnerFacts(one.peer, one.incarnation, one.capacity_bytes, one.decode_us, one.precision))
-        cost += room.decode_us * facts.layers * sum(table.work[span.first : span.last])
+        inputs.append(
+            OwnerFacts(one.peer, one.incarnation, one.round, one.capacity_bytes, one.decode_us, one.precision)
+        )
+        stage = room.decode_us * facts.layers * sum(table.work[span.first : span.last])
+        cost, slowest = cost + stage, max(slowest, stage)
     # N owners cost N+1 hops: the last one answers the asker.
     predicted_us = cost // table.all_work + HOP_US * (len(owners) + 1)
-    return Plan(facts.model, facts.layers, tuple(assignments), tuple(inputs), predicted_us)
+    return Plan(
+        facts.model,
+        facts.layers,
+        1 + max(one.round for one in inputs),
+        options.replaces,
+        tuple(assignments),
+        (),
+        tuple(sorted(inputs, key=lambda one: one.peer)),
+        predicted_us,
+        slowest // table.all_work + HOP_US,
+    )
 
 
 def _pool_tokens(candidate: Candidate, span: Span, table: _Table) -> int:

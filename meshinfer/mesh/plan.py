@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 
 from meshinfer import limits
-from meshinfer.values import Assignment, ModelFacts, OwnerFacts, PeerId, Plan, PlanId
-from meshinfer.wire.advert import encode_plan
+from meshinfer.values import Assignment, ModelFacts, OwnerFacts, PeerId, Plan, PlanId, ShardKey, Span
+from meshinfer.wire.plan import encode_plan
+
+KNOWN_PLANS = 4096
+"""Plans whose id and soundness are remembered: four for each of 1,000 agents that one process simulates."""
+
+STANDBYS_PER_SPAN = 3
+"""A span's standbys share it in so many pieces at most: each further one is one more peer that must live."""
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=KNOWN_PLANS)
 def plan_id(plan: Plan) -> PlanId:
     """SHA-256 over the plan's canonical bytes, in hex."""
     return PlanId(sha256(encode_plan(plan)).hexdigest())
 
 
 def assignment_of(plan: Plan, peer: PeerId) -> Assignment | None:
-    """What the plan gives to a peer; None for one that is no owner."""
+    """What the plan gives to a peer as an owner; None for one that is none."""
     return next((assignment for assignment in plan.assignments if assignment.peer == peer), None)
 
 
 def facts_of(plan: Plan, peer: PeerId) -> OwnerFacts | None:
-    """What the plan was computed from, for one of its owners."""
+    """What the plan was computed from, for a peer that it names."""
     return next((facts for facts in plan.inputs if facts.peer == peer), None)
+
+
+def shard_of(plan: Plan, assignment: Assignment) -> ShardKey:
+    return ShardKey(plan.model, assignment.span, assignment.device, assignment.pool_tokens)
+
+
+def owner_shard(plan: Plan, peer: PeerId) -> ShardKey | None:
+    """What a peer runs under the plan; None for one that is no owner."""
+    mine = assignment_of(plan, peer)
+    return None if mine is None else shard_of(plan, mine)
+
+
+def standby_shards(plan: Plan, peer: PeerId) -> tuple[ShardKey, ...]:
+    """What a peer stands by with, in order of layers."""
+    return tuple(shard_of(plan, one) for one in plan.standbys if one.peer == peer)
+
+
+def shards_of(plan: Plan, peer: PeerId) -> tuple[ShardKey, ...]:
+    """All that a peer holds for the plan, each once: the owner's shard first."""
+    mine = owner_shard(plan, peer)
+    return tuple(dict.fromkeys((*((mine,) if mine else ()), *standby_shards(plan, peer))))
+
+
+def same_but_round(one: Plan, other: Plan) -> bool:
+    """Whether two plans say the same, whichever rounds they came from."""
+    if one.assignments != other.assignments or one.standbys != other.standbys:
+        return False
+    return _without_rounds(one) == _without_rounds(other)
+
+
+def _without_rounds(plan: Plan) -> Plan:
+    return replace(plan, round=0, inputs=tuple(replace(facts, round=0) for facts in plan.inputs))
 
 
 def pool_limit(plan: Plan) -> int:
@@ -33,16 +73,21 @@ def pool_limit(plan: Plan) -> int:
 
 
 def covers(plan: Plan, layers: int) -> bool:
-    """Whether the spans, in order, are exactly [0, layers) without gap or overlap."""
-    reached = 0
-    for assignment in plan.assignments:
-        if assignment.span.first != reached:
+    """Whether the owners' spans, in order, are exactly [0, layers) without gap or overlap."""
+    return bool(plan.assignments) and _tile((one.span for one in plan.assignments), Span(0, layers))
+
+
+def _tile(spans: Iterable[Span], whole: Span) -> bool:
+    """Whether the spans, in order, are exactly the whole."""
+    reached = whole.first
+    for span in spans:
+        if span.first != reached:
             return False
-        reached = assignment.span.last
-    return reached == layers
+        reached = span.last
+    return reached == whole.last
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=KNOWN_PLANS)
 def flaw(plan: Plan, facts: ModelFacts | None = None) -> str | None:
     """Why a plan that a peer holds cannot be used, as a clause; None for a sound one.
 
@@ -54,14 +99,39 @@ def flaw(plan: Plan, facts: ModelFacts | None = None) -> str | None:
         return f"its spans are not the {plan.layers} layers in order"
     if len(set(plan.owners)) != len(plan.owners):
         return "it names an owner twice"
-    if tuple(facts.peer for facts in plan.inputs) != plan.owners:
-        return "its inputs are not those of its owners"
-    if any(assignment.pool_tokens < 1 for assignment in plan.assignments):
-        return "an owner has no room for keys and values"
-    return None if facts is None else _misfit(plan, facts)
+    if any(one.pool_tokens < 1 for one in (*plan.assignments, *plan.standbys)):
+        return "an owner or a standby has no room for keys and values"
+    return _flaw_of_inputs(plan) or _flaw_of_standbys(plan) or _misfit(plan, facts)
 
 
-def _misfit(plan: Plan, facts: ModelFacts) -> str | None:
+def _flaw_of_inputs(plan: Plan) -> str | None:
+    named = {one.peer for one in (*plan.assignments, *plan.standbys)}
+    if plan.named != tuple(sorted(named)):
+        return "its inputs are not those of the peers that it names, in order"
+    if any(facts.round >= plan.round for facts in plan.inputs):
+        return f"its round {plan.round} is over for one of its peers"
+    return None
+
+
+def _flaw_of_standbys(plan: Plan) -> str | None:
+    left: Sequence[Assignment] = plan.standbys
+    for owner in plan.assignments:
+        mine = [one for one in left if owner.span.first <= one.span.first < owner.span.last]
+        left = left[len(mine) :]
+        if not mine:
+            continue
+        if not _tile((one.span for one in mine), owner.span):
+            return f"its standbys for layers {owner.span} do not cover them in order"
+        if len(mine) > STANDBYS_PER_SPAN:
+            return f"it names {len(mine)} standbys for one span, and {STANDBYS_PER_SPAN} are possible"
+        if len({owner.peer, *(one.peer for one in mine)}) <= len(mine):
+            return f"layers {owner.span} have a standby that is their owner, or one twice"
+    return "its standbys are not in order of layers" if left else None
+
+
+def _misfit(plan: Plan, facts: ModelFacts | None) -> str | None:
+    if facts is None:
+        return None
     if plan.model != facts.model:
         return "it is for another model"
     if plan.layers != facts.layers:
