@@ -53,12 +53,13 @@ class _Kind:
 
     def drifted_us(self, known_us: int, layers: float) -> int:
         """What it has come to, where every one of the last windows says that it is slower than is known, or every one
-        that it is faster; else 0."""
+        that it is faster; else 0. Once told, it takes as many windows again to tell more."""
         if len(self.windows) < DRIFT_WINDOWS:
             return 0
         found = [_us(took_ns, layers) for took_ns in self.windows]
         if not all(differs(us, known_us) for us in found) or len({us > known_us for us in found}) > 1:
             return 0
+        self.windows = ()
         return median_low(found)
 
 
