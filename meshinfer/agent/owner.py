@@ -20,7 +20,7 @@ from meshinfer.engine.speed import Speed, measure
 from meshinfer.engine.step import Chunk, MissingKv, Overloaded, PoolFull, StepTiming
 from meshinfer.errors import StepError
 from meshinfer.limits import DETAIL_CHARS, PLAN_IDLE_S
-from meshinfer.mesh.plan import plan_id
+from meshinfer.mesh.plan import plan_id, shard_of
 from meshinfer.model import mapping
 from meshinfer.model.graph import PagedGraph
 from meshinfer.model.weights import ModelFiles
@@ -55,17 +55,19 @@ class Loaded:
 
 @dataclass(slots=True, eq=False)
 class _Served:
-    """A plan under which steps are taken."""
+    """A plan under which steps are taken, and the shards of this agent that serve it."""
 
     plan: Plan
     shards: dict[ShardKey, Loaded]
     stepped_at: float
     under_way: int = 0
+    by_hop: dict[int, Loaded] = field(default_factory=dict)
+    """Those that are a whole owner's span."""
 
-    def at(self, hop: int) -> Loaded | None:
-        """The shard of this agent that runs a hop's span."""
-        owner = self.plan.assignments[hop]
-        return self.shards.get(ShardKey(self.plan.model, owner.span, owner.device, owner.pool_tokens))
+    def use(self, shards: dict[ShardKey, Loaded]) -> None:
+        self.shards = shards
+        keys = [shard_of(self.plan, owner) for owner in self.plan.assignments]
+        self.by_hop = {hop: shards[key] for hop, key in enumerate(keys) if key in shards}
 
 
 class Owner:
@@ -131,7 +133,7 @@ class Owner:
         if loaded is None:
             return
         for served in self._served.values():
-            served.shards.pop(shard, None)
+            served.use({key: other for key, other in served.shards.items() if key != shard})
         self._runner.drop(loaded.shard, loaded.shard.close)
 
     @property
@@ -153,11 +155,8 @@ class Owner:
         if missing:
             _log.warning("layers %s are not loaded, and not served", ", ".join(str(s.span) for s in missing))
         held = {shard: self._loaded[shard] for shard in shards if shard in self._loaded}
-        served = self._served.get(plan_id(plan))
-        if served is None:
-            self._served[plan_id(plan)] = _Served(plan, held, self._loop.time())
-        else:
-            served.shards = held
+        served = self._served.setdefault(plan_id(plan), _Served(plan, {}, self._loop.time()))
+        served.use(held)
 
     def retire(self, plan: PlanId) -> None:
         """Take no more steps under this plan; those that were taken end.
@@ -195,7 +194,7 @@ class Owner:
             # Whoever sends in another's name is not answered at all.
             self._metrics.count("refused.step.sender")
             return
-        loaded = served.at(step.hop)
+        loaded = served.by_hop.get(step.hop)
         if loaded is None:
             self._refuse(step, RefusalReason.NOT_ACCEPTED, "these layers are not loaded here")
             return
