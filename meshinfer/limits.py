@@ -13,7 +13,7 @@ PROTOCOL_VERSION: Final = 2
 
 HEADER_BYTES: Final = 64 * KIB
 """A frame's msgpack header. The largest honest one is an advert with `STANDINGS` plans of `PLAN_PEERS` peers, about
-60 KiB. Worst case: one such buffer per message in a queue."""
+55 KiB. Worst case: one such buffer per message in a queue."""
 
 BODY_BYTES: Final = 64 * MIB
 """A frame's raw body. The largest honest one is a chunk of 1,024 rows of a 16,384-wide model in f32: 64 MiB.
@@ -37,6 +37,9 @@ ADDRESS_CHARS: Final = 64
 CERTIFICATE_BYTES: Final = 1 * KIB
 """One member's certificate: about 400 bytes and a name of at most 256. Two of them fit into `DOOR_BYTES`."""
 
+ADVERT_BYTES: Final = HEADER_BYTES - CERTIFICATE_BYTES - 128
+"""An advert travels in a header with its author's certificate, its signature and a few bytes more."""
+
 HOLDINGS: Final = 32
 """Models that one advert may list; further ones are served but not announced."""
 
@@ -52,26 +55,30 @@ STANDINGS: Final = 4
 """Plans that one agent stands by at once: one that serves, its successor, one that is being let go of, and one for a
 second model."""
 
-PLAN_STANDBYS: Final = 128
-PLAN_PEERS: Final = 128
-"""Standbys of one plan (one that stands by for two owners counts twice), and peers that it names in all: two standbys
-for each of `ROUTE_HOPS` owners."""
+PLAN_STANDBYS: Final = 96
+PLAN_PEERS: Final = 96
+"""Standbys of one plan (a peer counts once for each span that it stands by for), and peers that it names in all,
+`ROUTE_HOPS` owners among them. Worst case: 11 KiB, so that an advert with `STANDINGS` of them fits into a header."""
 
-PLAN_BYTES: Final = 14 * KIB
-"""A plan with as many of both as may be, their devices' names as short as OpenVINO's. An advert with `STANDINGS` of
-them fits into a header."""
+PLAN_BYTES: Final = 32 * KIB
+"""Where every device has the longest name. What is longer is no plan, and nothing of it is read."""
+
+DEVICE_CHARS: Final = 32
+"""A device's name, as OpenVINO writes it: `GPU.0`, or `HETERO:GPU.0,GPU.1,CPU` at the longest. It is in a plan once for
+each span."""
 
 PLANS_READ: Final = 512
 """Plans kept as they were read: each is in the adverts of all whom it names, again with each news of theirs. A mesh of
-1,000 has about 300. Worst case: about 100 KiB each of `PLAN_PEERS` peers, 50 MiB."""
+1,000 has about 300. Worst case: about 100 KiB each, 50 MiB."""
 
 ADVERTS: Final = 64
 """Adverts in one message; about 80 small ones fill a header. Worst case: 128 signatures to check, about 20 ms."""
 
 SUMMARY_MARKS: Final = 4096
 SUMMARY_MARK_BYTES: Final = 32
-"""A summary names every peer of the largest mesh, `ROSTER_MEMBERS`. Worst case: 128 KiB, the longest frame of the
-control channel."""
+CONTROL_BYTES: Final = SUMMARY_MARKS * SUMMARY_MARK_BYTES
+"""A summary names every peer of the largest mesh, `ROSTER_MEMBERS`: 128 KiB, the longest frame of the control channel.
+One of a mesh of 1,000 has 32 KiB."""
 
 PROBE_BYTES: Final = 256 * KIB
 """Bytes that a link is tried with: 2 ms at 1 Gbit/s, 20 ms at 100 Mbit/s, a clear multiple of a round trip."""
@@ -123,7 +130,8 @@ once.
 """
 
 CONTROL_QUEUE_MESSAGES: Final = 1000
-"""Control messages are under 64 KiB: worst case 64 MB per peer that has stopped reading, then dropped."""
+"""Control messages are under `CONTROL_BYTES`, nearly all under 2 KiB: worst case 128 MB per peer that has stopped
+reading, then dropped."""
 
 WAITING_STEPS: Final = 512
 """Steps that wait for one span. Beyond it a step is refused, and its asker slows down."""
@@ -250,10 +258,67 @@ GRAPH_DEPTH: Final = 32
 
 # ── time ────────────────────────────────────────────────────────────────────────────────────────────────────
 HEARTBEAT_S: Final = 0.5
-"""Adverts go out this often, and at once on a change. 20 peers × 1 KB × 2/s = 40 KB/s."""
+"""Each watched peer gets a heartbeat this often: 16 small messages a second in a large mesh. Adverts go out on a change
+only."""
 
 SILENCE_S: Final = 5.0
-"""A peer that was silent for so long is out of the view. Ten heartbeats: a busy PC misses a few."""
+"""A peer that was silent for so long is not heard any more. Ten heartbeats: a busy PC misses a few, and at 20 % loss
+all ten are lost once in ten million times."""
+
+DOWN_GRACE_S: Final = 0.6
+"""The same for a peer to which the own link is down: its process has ended, unless the link is back or a heartbeat
+comes within this."""
+
+GOSSIP_S: Final = 0.1
+"""In a large mesh news waits so long for more before it is passed on: a flood over four hops takes under half a second,
+and whatever came from two sides meanwhile is sent to neither."""
+
+LINGER_S: Final = 30.0
+"""A peer that is heard but needs not be watched any more is watched for so long still: its successor's link must stand
+first, and views that join at once must not fall apart again."""
+
+LINGERING: Final = 16
+"""Peers watched in this way at most, as long as the mesh holds together without the others. Worst case: 32 heartbeats a
+second, for half a minute."""
+
+SPEAKERS: Final = 8
+"""Peers that are not present but speak to this agent, and are watched for it; each stays while it speaks."""
+
+ROUND_TRIP_WINDOW_S: Final = 30.0
+"""A link's round trip is the least one measured in so long: what is above it was waiting."""
+
+ROUND_TRIP_STEP_US: Final = 100
+"""Differences below this are no news: two agents on one PC differ by as much from one moment to the next."""
+
+BROKEN_AFTER_S: Final = 3.0
+"""A peer that fell silent on one link only, and is still vouched for by others after this, has a broken link. Above the
+time in which several observers notice one death (libzmq's pings, a second apart, and the flood)."""
+
+BROKEN_S: Final = 60.0
+BROKEN_MOST_S: Final = 1800.0
+"""How long a link that failed stays out of routes, doubled with each time, and forgotten after as long as the most."""
+
+FLAPS_FORGOTTEN_S: Final = 300.0
+"""A link that was silent for a moment only is broken if that happens again within this."""
+
+ABSENT_S: Final = 600.0
+"""Adverts of the absent are kept so long: a split mesh finds together again by them, and old news of the dead is known
+to be old."""
+
+SUMMARY_AFTER_BEATS: Final = 2
+SUMMARY_MOST_BEATS: Final = 16
+"""A neighbour that knows other adverts for so many heartbeats is asked which, more rarely each time: in a mesh in which
+something changes every second, two digests are seldom equal."""
+
+SUMMARY_PART_MARKS: Final = 128
+"""Marks in such a summary: 4 KiB. Eight of them cover a mesh of 1,000, one each of eight neighbours."""
+
+ADVERTS_AT_ONCE: Final = 32
+"""Adverts in one answer to a summary: about 20 KiB, and one lost message costs no more than these."""
+
+INCARNATION_AGAIN_S: Final = 10.0
+"""An agent whose clock was set back takes a number above its former life's, and not again within this: two that were
+given one key by mistake must not count each other up at the network's speed."""
 
 KNOCK_TIMEOUT_S: Final = 3.0
 STEP_TIMEOUT_S: Final = 30.0
@@ -378,3 +443,18 @@ DRIFT_PREFILL_STEPS: Final = 2
 
 DRIFT_POSITION: Final = 1024
 """Steps further into their sequence are no measure: attention over so many tokens begins to count beside weights."""
+
+LINKS_TO_ALL: Final = 64
+"""In a mesh of so many peers an agent holds links to all of them: nine sockets each, and a ping a second. In a larger
+one it holds them to the peers that it watches, works for, or asks."""
+
+UNREACHED_S: Final = 60.0
+"""A peer that the mesh has forgotten, and that was not reached for so long either, is not knocked at any more."""
+
+SIGNED_ADVERTS: Final = ROSTER_MEMBERS
+"""Adverts of others that are kept as they were signed, to be passed on: the newest of each author. About 2 KiB each;
+worst case `HEADER_BYTES` each, from members of the roster."""
+
+PROBES_PER_S: Final = 0.1
+PROBES_BURST: Final = 8.0
+"""Probes of one peer that are answered; an honest one sends three every ten minutes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from itertools import pairwise
 
 import msgpack
 import numpy as np
@@ -16,6 +17,7 @@ from wire_samples import (
     BOB,
     EVA,
     MODEL,
+    PLAN,
     PLAN_ID,
     PORTS,
     SAMPLES,
@@ -23,41 +25,56 @@ from wire_samples import (
     channel_of,
     hexed,
     read,
-    refused_samples,
     spoken,
     vectors,
 )
 
 from meshinfer.errors import VersionError, WireError
 from meshinfer.limits import (
+    ADVERT_BYTES,
+    ADVERTS,
     BLOB_CHUNK_BYTES,
+    CERTIFICATE_BYTES,
     CONTEXT_TOKENS,
+    CONTROL_BYTES,
     DETAIL_CHARS,
     DOOR_BYTES,
     HEADER_BYTES,
     HIDDEN,
     MESSAGE_DEPTH,
+    PROBE_BYTES,
     PROTOCOL_VERSION,
     ROUTE_HOPS,
     STEP_SEQUENCES,
     STEP_TOKENS,
+    SUMMARY_MARK_BYTES,
+    SUMMARY_MARKS,
 )
-from meshinfer.values import Channel, PeerId
+from meshinfer.values import Channel, Mark, PeerId
+from meshinfer.wire.advert import encode_advert
 from meshinfer.wire.codec import decode, decode_door, encode
+from meshinfer.wire.control import pack_adverts
 from meshinfer.wire.messages import (
+    Adverts,
     Blob,
+    Code,
     Entry,
     Fetch,
     Free,
+    Heartbeat,
     HopTrace,
     Knock,
     Ping,
+    Probe,
     Refusal,
     RefusalReason,
     Result,
+    SignedAdvert,
     Step,
+    Summary,
     Welcome,
 )
+from meshinfer.wire.plan import encode_plan
 from meshinfer.wire.rows import finite
 
 CHANNELS = (None, *Channel)
@@ -156,7 +173,7 @@ _TREES = st.recursive(
     _SCALARS,
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.integers(0, 9), inner, max_size=2),
 )
-_CODES = st.sampled_from([1, 2, 3, 16, 17, 18, 19, 20, 32, 33, 34, 35, 48, 49, 50])
+_CODES = st.sampled_from([code.value for code in Code])
 
 
 @given(st.sampled_from(CHANNELS), _CODES, st.lists(_TREES, max_size=10), st.none() | st.binary(max_size=40))
@@ -316,7 +333,7 @@ def test_a_trace_of_hours_is_capped() -> None:
     assert decode(Channel.DATA, frames).trace == (HopTrace(2**32 - 1, 5, 1),)
 
 
-def test_a_blob_beyond_its_end_or_a_fetch_of_nothing_is_refused() -> None:
+def test_what_no_honest_peer_would_send_is_refused() -> None:
     for message in (
         Blob(1, bytes(32), 10, 12, b"abc"),
         Blob(1, bytes(32), 13, 12, b""),
@@ -327,9 +344,70 @@ def test_a_blob_beyond_its_end_or_a_fetch_of_nothing_is_refused() -> None:
         Fetch(MODEL, bytes(31), 0, 1, 1),
         Free(()),
         Free((3, 3)),
+        Heartbeat(1, 0, 0, 0, bytes(8)),
+        Heartbeat(1, 1, 0, 0, bytes(9)),
+        Summary((Mark(BOB, 1, 1), Mark(ANN, 1, 1)), True),
+        Summary((Mark(ANN, 1, 1), Mark(ANN, 2, 1)), True),
+        Summary((Mark(ANN, 2**63, 1),), True),
     ):
         with pytest.raises(WireError):
             decode(channel_of(message), encode(message))  # type: ignore[arg-type]
+
+
+def test_a_probe_or_a_summary_longer_than_any_honest_one_is_refused() -> None:
+    whole = Summary(
+        tuple(Mark(PeerId(f"{n:032x}"), 2**63 - 1, 2**63 - 1) for n in range(SUMMARY_MARKS)), True
+    )
+    assert decode(Channel.CONTROL, encode(whole)) == whole
+    assert sum(map(len, encode(whole)[1:])) == CONTROL_BYTES
+    header, body = encode(whole)
+    with pytest.raises(WireError):
+        decode(Channel.CONTROL, [header, bytes(body) + b"\xff" * SUMMARY_MARK_BYTES])
+    assert len(decode(Channel.BULK, encode(Probe(1, bytes(PROBE_BYTES)))).body) == PROBE_BYTES
+    with pytest.raises(WireError):
+        decode(Channel.BULK, encode(Probe(1, bytes(PROBE_BYTES + 1))))
+
+
+def test_the_bytes_of_a_probe_are_not_copied() -> None:
+    body = np.zeros(64, np.uint8)
+    for message in (Probe(1, memoryview(body)), decode(Channel.BULK, encode(Probe(1, memoryview(body))))):
+        assert np.shares_memory(np.frombuffer(message.body, np.uint8), body)
+
+
+@pytest.mark.parametrize(
+    "adverts",
+    [
+        [SignedAdvert(bytes(CERTIFICATE_BYTES + 1), b"", bytes(64))],
+        [SignedAdvert(b"", bytes(ADVERT_BYTES + 1), bytes(64))],
+        [SignedAdvert(b"", b"", bytes(63))],
+        [SignedAdvert(b"", b"", bytes(64))] * (ADVERTS + 1),
+        [],
+    ],
+    ids=["certificate", "payload", "signature", "too many", "none"],
+)
+def test_adverts_of_impossible_sizes_are_refused(adverts: list[SignedAdvert]) -> None:
+    with pytest.raises(WireError):
+        decode(Channel.CONTROL, encode(Adverts(tuple(adverts))))
+
+
+SIZES = st.integers(0, ADVERT_BYTES) | st.integers(0, 2000) | st.sampled_from([255, 256, 900, ADVERT_BYTES])
+
+
+@given(st.lists(SIZES, max_size=12), st.integers(1, 40))
+@example([ADVERT_BYTES] * 3, 1)
+@example([0], 3 * ADVERTS)
+@example([900], 200)
+@settings(max_examples=60)
+def test_adverts_are_split_into_as_few_messages_as_fit(sizes: list[int], times: int) -> None:
+    """If one did not fit, a receiver would refuse it whole, and what it says would never arrive."""
+    adverts = [SignedAdvert(bytes(CERTIFICATE_BYTES), bytes(size), bytes(64)) for size in sizes] * times
+    messages = pack_adverts(adverts)
+    assert [advert for message in messages for advert in message.adverts] == adverts
+    for message in messages:
+        assert decode(Channel.CONTROL, encode(message)) == message
+    for message, following in pairwise(messages):
+        more = Adverts((*message.adverts, following.adverts[0]))
+        assert len(more.adverts) > ADVERTS or len(encode(more)[0]) > HEADER_BYTES - 8
 
 
 def test_text_is_cleaned_by_the_sender() -> None:
@@ -351,7 +429,6 @@ def test_honest_messages_are_no_deeper_than_the_bound() -> None:
     def depth(value: object) -> int:
         return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
 
-    from meshinfer.wire.advert import encode_advert
-
-    assert depth(msgpack.unpackb(encode_advert(ADVERT))) <= MESSAGE_DEPTH
-    assert refused_samples()
+    bare = (encode(message)[0] for _, message in SAMPLES.values())
+    for data in (encode_advert(ADVERT), encode_plan(PLAN), *bare):
+        assert depth(msgpack.unpackb(data)) <= MESSAGE_DEPTH

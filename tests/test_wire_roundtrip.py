@@ -25,27 +25,30 @@ from meshinfer.limits import (
     STEP_TOKENS,
 )
 from meshinfer.text import printable
-from meshinfer.values import ModelId, PeerId, PlanId, Ports
+from meshinfer.values import Mark, ModelId, PeerId, PlanId, Ports
 from meshinfer.wire.codec import encode
 from meshinfer.wire.messages import (
-    AdvertMessage,
+    Adverts,
     Blob,
     Entry,
     Fetch,
     Free,
-    Goodbye,
+    Heartbeat,
     HopTrace,
-    Introduction,
     Knock,
     Message,
     Missing,
     Ping,
     Pong,
+    Probe,
+    Probed,
     Refusal,
     RefusalReason,
     Refused,
     Result,
+    SignedAdvert,
     Step,
+    Summary,
     Welcome,
 )
 
@@ -58,6 +61,15 @@ PORT = st.integers(1, 65535)
 TEXT = st.text().map(lambda text: printable(text, 64))
 ADDRESSES = st.lists(
     st.ip_addresses().filter(lambda ip: not (ip.is_multicast or ip.is_unspecified)).map(str), max_size=16
+)
+SIGNED = st.builds(
+    SignedAdvert,
+    st.binary(max_size=CERTIFICATE_BYTES),
+    st.binary(max_size=999),
+    st.binary(min_size=64, max_size=64),
+)
+MARKS = st.lists(st.builds(Mark, PEERS, U63, U63), max_size=9, unique_by=lambda mark: mark.peer).map(
+    lambda marks: tuple(sorted(marks, key=lambda mark: mark.peer))
 )
 TRACES = st.builds(HopTrace, *[st.integers(0, 2**32 - 1)] * 3)
 
@@ -114,11 +126,11 @@ MESSAGES = st.one_of(
         ADDRESSES.map(tuple),
     ),
     st.builds(Refused, st.just(PROTOCOL_VERSION), TEXT, REASONS),
-    st.builds(AdvertMessage, st.binary(max_size=999), st.binary(min_size=64, max_size=64)),
-    st.just(Goodbye()),
+    st.builds(Adverts, st.lists(SIGNED, min_size=1, max_size=9).map(tuple)),
+    st.builds(Heartbeat, U63, st.integers(1, 2**63 - 1), U63, U63, st.binary(min_size=8, max_size=8)),
+    st.builds(Summary, MARKS, st.booleans()),
     st.builds(Ping, U63),
     st.builds(Pong, U63),
-    st.builds(Introduction, st.binary(max_size=CERTIFICATE_BYTES), ADDRESSES.map(tuple), PORT),
     steps(),
     results(),
     st.builds(
@@ -134,6 +146,8 @@ MESSAGES = st.one_of(
     st.builds(Fetch, MODELS, DIGESTS, st.integers(0, 2**62), st.integers(1, BLOB_CHUNK_BYTES), U63),
     blobs(),
     st.builds(Missing, U63, DIGESTS),
+    st.builds(Probe, U63, st.binary(max_size=99)),
+    st.builds(Probed, U63),
 )
 
 

@@ -15,11 +15,11 @@ from typing import Final
 
 from meshinfer.errors import WireError
 from meshinfer.limits import (
+    ADVERT_BYTES,
     BROKEN_LINKS,
-    CERTIFICATE_BYTES,
     DETAIL_CHARS,
+    DEVICE_CHARS,
     DOUBTS,
-    HEADER_BYTES,
     HOLDINGS,
     LINKS,
     NAME_CHARS,
@@ -61,9 +61,6 @@ from meshinfer.wire.fields import (
 )
 from meshinfer.wire.plan import encode_plan, read_plan
 
-PAYLOAD_BYTES: Final = HEADER_BYTES - CERTIFICATE_BYTES - 128
-"""An advert travels in a header with its author's certificate, its signature and a few bytes more."""
-
 _LINK: Final = Struct("<16sII")
 """peer, round trip µs, kbit/s."""
 _SPAN: Final = Struct("<HH")
@@ -83,8 +80,8 @@ def encode_advert(advert: Advert) -> bytes:
 
 def decode_advert(data: bytes | memoryview) -> Advert:
     """The advert of a peer. Raises WireError (VersionError never: the message around it has been checked)."""
-    if len(data) > PAYLOAD_BYTES:
-        raise WireError("size", f"an advert of {len(data)} bytes: at most {PAYLOAD_BYTES} are allowed")
+    if len(data) > ADVERT_BYTES:
+        raise WireError("size", f"an advert of {len(data)} bytes: at most {ADVERT_BYTES} are allowed")
     fields = unpack(data, longest=HOLDINGS, bin_bytes=len(data), str_bytes=4 * DETAIL_CHARS)
     advert = _parse_advert(fields)
     if pack(fields) != data:
@@ -106,7 +103,7 @@ def _advert_fields(advert: Advert) -> tuple[object, ...]:
         (where.door, where.control, where.data, where.bulk),
         printable(advert.program, NAME_CHARS),
         advert.rules,
-        printable(advert.device, NAME_CHARS),
+        printable(advert.device, DEVICE_CHARS),
         advert.precision.value,
         advert.capacity_bytes,
         advert.allocation_bytes,
@@ -183,7 +180,7 @@ def _parse_advert(header: tuple[object, ...]) -> Advert:
         ports=ports(where),
         program=text(program, "program", NAME_CHARS),
         rules=integer(rules, "rules", U32),
-        device=text(device, "device", NAME_CHARS),
+        device=text(device, "device", DEVICE_CHARS),
         precision=word(Precision, precision, "precision"),
         capacity_bytes=integer(capacity, "capacity"),
         allocation_bytes=integer(allocation, "largest allocation"),

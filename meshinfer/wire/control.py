@@ -13,9 +13,15 @@ from struct import Struct
 from typing import Final
 
 from meshinfer.errors import WireError
-from meshinfer.limits import ADVERTS, CERTIFICATE_BYTES, HEADER_BYTES, SUMMARY_MARK_BYTES, SUMMARY_MARKS
+from meshinfer.limits import (
+    ADVERT_BYTES,
+    ADVERTS,
+    CERTIFICATE_BYTES,
+    HEADER_BYTES,
+    SUMMARY_MARK_BYTES,
+    SUMMARY_MARKS,
+)
 from meshinfer.values import Mark, PeerId
-from meshinfer.wire.advert import PAYLOAD_BYTES
 from meshinfer.wire.fields import SIGNATURE_BYTES, U63, array, blob, boolean, integer, pack, raw, record
 from meshinfer.wire.messages import Adverts, Heartbeat, Ping, Pong, SignedAdvert, Summary
 
@@ -67,7 +73,7 @@ def _signed(value: object) -> SignedAdvert:
     certificate, payload, signature = record(value, "signed advert", 3)
     return SignedAdvert(
         blob(certificate, "certificate", CERTIFICATE_BYTES),
-        blob(payload, "payload", PAYLOAD_BYTES),
+        blob(payload, "payload", ADVERT_BYTES),
         raw(signature, "signature", SIGNATURE_BYTES),
     )
 

@@ -7,7 +7,15 @@ from itertools import chain
 from typing import Final
 
 from meshinfer.errors import WireError
-from meshinfer.limits import LAYERS, NAME_CHARS, PLAN_BYTES, PLAN_PEERS, PLAN_STANDBYS, PLANS_READ, ROUTE_HOPS
+from meshinfer.limits import (
+    DEVICE_CHARS,
+    LAYERS,
+    PLAN_BYTES,
+    PLAN_PEERS,
+    PLAN_STANDBYS,
+    PLANS_READ,
+    ROUTE_HOPS,
+)
 from meshinfer.text import printable
 from meshinfer.values import Assignment, OwnerFacts, Plan, PlanId, Precision, Span
 from meshinfer.wire.fields import (
@@ -35,7 +43,7 @@ def decode_plan(data: bytes | memoryview) -> Plan:
     """The plan in canonical bytes. Raises WireError."""
     if len(data) > PLAN_BYTES:
         raise WireError("size", f"a plan of {len(data)} bytes: at most {PLAN_BYTES} are allowed")
-    fields = unpack(data, longest=PLAN_PEERS, bin_bytes=DIGEST_BYTES, str_bytes=4 * NAME_CHARS)
+    fields = unpack(data, longest=PLAN_PEERS, bin_bytes=DIGEST_BYTES, str_bytes=4 * DEVICE_CHARS)
     plan = _parse_plan(fields)
     if pack(fields) != data:
         raise WireError("canonical", "a plan is not in its canonical form")
@@ -61,7 +69,7 @@ def _plan_fields(plan: Plan) -> tuple[object, ...]:
 
 
 def _assignment_fields(one: Assignment) -> tuple[object, ...]:
-    device = printable(one.device, NAME_CHARS)
+    device = printable(one.device, DEVICE_CHARS)
     return bytes.fromhex(one.peer), one.span.first, one.span.last, device, one.pool_tokens
 
 
@@ -135,7 +143,7 @@ def _assignment(value: object) -> Assignment:
     peer, first, last, device, pool = record(value, "assignment", 5)
     end = integer(last, "last layer", LAYERS, 1)
     span = Span(integer(first, "first layer", end - 1), end)
-    return Assignment(peer_id(peer), span, text(device, "device", NAME_CHARS), integer(pool, "pool"))
+    return Assignment(peer_id(peer), span, text(device, "device", DEVICE_CHARS), integer(pool, "pool"))
 
 
 def _owner_facts(value: object) -> OwnerFacts:
