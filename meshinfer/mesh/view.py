@@ -1,119 +1,270 @@
-"""Who is here: the newest advert of each peer that was heard of lately, as this one agent sees it."""
+"""Who is here, as this one agent sees it: the newest advert of each peer, and who of them hears whom.
+
+Two peers are joined by an edge when each lists the other among those that it hears. Who can be reached from this
+agent over such edges is present, and nobody else. So a peer is gone when nobody present hears it any more; one bad
+link changes nothing; two that died together do not vouch for each other; each part of a split mesh has one view, its
+own.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Protocol
 
 from meshinfer import limits
-from meshinfer.values import Advert, PeerId, Standing
+from meshinfer.values import Advert, Mark, PeerId
+
+_NOBODY: frozenset[PeerId] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    advert: Advert
+class Heard(Protocol):
+    """What the view asks of a watched peer's hearing."""
+
     heard_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Farewell:
-    incarnation: int
-    until: float
+def mark(advert: Advert) -> Mark:
+    return Mark(advert.peer, advert.incarnation, advert.version)
+
+
+def newer(advert: Advert, than: Advert | Mark) -> bool:
+    return (advert.incarnation, advert.version) > (than.incarnation, than.version)
 
 
 class View:
-    """The adverts that this agent holds to be true now, its own included.
+    """The adverts that this agent knows, and the connected part of the mesh that it is in. Times are monotonic seconds.
 
-    Times are monotonic seconds, handed in. Nothing is believed for longer than `limits.SILENCE_S` without
-    being heard again, so that no ghost outlives that. The view is as large as the roster that adverts are
-    verified against.
+    The work of one change is that of the change: an edge that comes joins two parts or does nothing, an edge that
+    goes is looked at from both its ends until they meet or one side has no more peers.
     """
 
-    def __init__(self, own: Advert) -> None:
+    def __init__(self, own: Advert, hearings: Mapping[PeerId, Heard]) -> None:
         self.me: PeerId = own.peer
-        self.own = own
-        self._seen: dict[PeerId, _Seen] = {}
-        self._farewells: dict[PeerId, _Farewell] = {}
-        # Heartbeats only move the true time of the next expiry later, so this one is kept until it has come:
-        # else each heartbeat of a thousand peers would look at all the others.
-        self._quiet_until: float | None = None
+        self._hearings = hearings
+        self._known: dict[PeerId, Advert] = {self.me: own}
+        self._claims: dict[PeerId, frozenset[PeerId]] = {self.me: _NOBODY}
+        self._edges: dict[PeerId, set[PeerId]] = {}
+        self._here: set[PeerId] = {self.me}
+        self._order: list[PeerId] = [self.me]
+        # In order of the time at which they were last here, or first heard of.
+        self._absent: dict[PeerId, float] = {}
+        self._hashes: dict[PeerId, int] = {self.me: _hash(own)}
+        self._sum = self._hashes[self.me]
+        self._present: tuple[Advert, ...] | None = None
+        self._changed: set[PeerId] = set()
+        self._moved: set[PeerId] = set()
 
-    def heard(self, advert: Advert, now: float) -> bool:
-        """Take a verified advert; the newest (incarnation, version) wins. True when the view has changed.
+    # ── what it says ────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def own(self) -> Advert:
+        return self._known[self.me]
 
-        An equal one only proves that the peer is alive. An older one proves nothing: it may have been on its
-        way since before the peer died. What another tells about this agent itself is ignored.
-        """
-        if advert.peer == self.me or self._said_farewell(advert, now):
-            return False
-        seen = self._seen.get(advert.peer)
-        if seen is None or _age(seen.advert) < _age(advert):
-            self._seen[advert.peer] = _Seen(advert, now)
-            if self._quiet_until is None:
-                self._quiet_until = now + limits.SILENCE_S
-            return True
-        if _age(seen.advert) == _age(advert):
-            self._seen[advert.peer] = _Seen(seen.advert, now)
-        return False
+    @property
+    def present(self) -> tuple[Advert, ...]:
+        """Adverts of all who are here, this agent among them, in order of peer id; the same object while nothing
+        changes."""
+        if self._present is None:
+            known = self._known
+            self._present = tuple([known[peer] for peer in self._order])
+        return self._present
 
-    def left(self, peer: PeerId, now: float) -> bool:
-        """The peer said goodbye. True when it was in the view.
+    @property
+    def known(self) -> Mapping[PeerId, Advert]:
+        """The newest adverts known, of the absent too: to find them again, and to know old news when it comes."""
+        return self._known
 
-        Adverts of that incarnation which were still on their way are ignored for `limits.SILENCE_S`, and no
-        longer: a peer is never blocked for having been away.
-        """
-        seen = self._seen.pop(peer, None)
-        if seen is None:
-            return False
-        self._farewells[peer] = _Farewell(seen.advert.incarnation, now + limits.SILENCE_S)
-        return True
+    @property
+    def digest(self) -> bytes:
+        """8 bytes, equal for equal adverts of the same present peers, in whatever order they came."""
+        return self._sum.to_bytes(8, "big")
 
-    def expire(self, now: float) -> tuple[PeerId, ...]:
-        """Drop and return the peers that were silent for `limits.SILENCE_S`."""
-        if self._quiet_until is None or now < self._quiet_until:
-            return ()
-        silent = tuple(peer for peer, seen in self._seen.items() if seen.heard_at + limits.SILENCE_S <= now)
-        for peer in silent:
-            del self._seen[peer]
-        self._farewells = {peer: word for peer, word in self._farewells.items() if word.until > now}
-        heard = [seen.heard_at + limits.SILENCE_S for seen in self._seen.values()]
-        farewells = [word.until for word in self._farewells.values()]
-        self._quiet_until = min(heard + farewells, default=None)
-        return silent
+    def __len__(self) -> int:
+        """How many are present."""
+        return len(self._here)
 
-    def next_expiry(self) -> float | None:
-        """Before this time nobody can become silent; None when nobody is here."""
-        return self._quiet_until
-
-    def peers(self, now: float) -> tuple[Advert, ...]:
-        """Adverts in order of peer id: this agent's own, and those heard within `limits.SILENCE_S`."""
-        alive = [seen.advert for seen in self._seen.values() if seen.heard_at + limits.SILENCE_S > now]
-        return tuple(sorted([self.own, *alive], key=lambda advert: advert.peer))
+    def is_present(self, peer: PeerId) -> bool:
+        return peer in self._here
 
     def get(self, peer: PeerId) -> Advert | None:
-        """The newest advert of a peer in the view."""
-        if peer == self.me:
-            return self.own
-        seen = self._seen.get(peer)
-        return None if seen is None else seen.advert
+        """The newest advert of a peer that is present."""
+        return self._known[peer] if peer in self._here else None
+
+    def joined(self, peer: PeerId) -> frozenset[PeerId]:
+        """The peers that a peer shares an edge with."""
+        return frozenset(self._edges.get(peer, _NOBODY))
+
+    def listens(self, peer: PeerId, to: PeerId) -> bool:
+        """Whether a peer's newest advert says that it hears another."""
+        return to in self._claims.get(peer, _NOBODY)
 
     def heard_s(self, peer: PeerId, now: float) -> float | None:
-        """Seconds since a peer was last heard; 0 for this agent, None for one that is not in the view."""
+        """Seconds since a peer was last heard by this agent itself; 0 for itself, None for one that it does not
+        watch or never heard."""
         if peer == self.me:
             return 0.0
-        seen = self._seen.get(peer)
-        return None if seen is None else now - seen.heard_at
+        hearing = self._hearings.get(peer)
+        return None if hearing is None or hearing.heard_at < 0 else max(0.0, now - hearing.heard_at)
 
-    def set_own(self, own: Advert) -> None:
-        """Replace this agent's own advert; its standing is what `set_standing` last said."""
-        self.own = replace(own, standing=self.own.standing)
+    def take_changes(self) -> frozenset[PeerId]:
+        """The peers whose advert or presence has changed since this was last asked."""
+        changed, self._changed = frozenset(self._changed), set()
+        return changed
 
-    def set_standing(self, standing: Standing | None) -> None:
-        self.own = replace(self.own, standing=standing)
+    def take_moves(self) -> list[PeerId]:
+        """Those who came, went, or were forgotten since this was last asked, in order of peer id."""
+        if not self._moved:
+            return []
+        moved, self._moved = sorted(self._moved), set()
+        return moved
 
-    def _said_farewell(self, advert: Advert, now: float) -> bool:
-        word = self._farewells.get(advert.peer)
-        return word is not None and word.until > now and advert.incarnation <= word.incarnation
+    def holds_without(self, peer: PeerId) -> bool:
+        """Whether `peer` would be present without the edge between it and this agent."""
+        if peer not in self._edges.get(self.me, _NOBODY):
+            return True
+        self._cut(self.me, peer)
+        severed = self._severed(self.me, peer)
+        self._tie(self.me, peer)
+        return severed is None
+
+    # ── what changes it ─────────────────────────────────────────────────────────────────────────────────────
+    def take(self, advert: Advert, now: float) -> bool:
+        """Take another's verified advert. True where it is newer than what was known of that peer."""
+        peer = advert.peer
+        known = self._known.get(peer)
+        if peer == self.me or (known is not None and not newer(advert, known)):
+            return False
+        if known is None:
+            if len(self._known) >= limits.ROSTER_MEMBERS and not self._forget_one():
+                return False
+            self._absent[peer] = now
+            self._moved.add(peer)
+        elif known.leaving != advert.leaving:
+            self._moved.add(peer)
+        self._write(advert)
+        self._claim(peer, _NOBODY if advert.leaving else frozenset([link.peer for link in advert.links]), now)
+        return True
+
+    def publish(self, own: Advert) -> None:
+        """This agent's own advert, as all may know it from now on."""
+        self._write(own)
+
+    def hear(self, peers: frozenset[PeerId], now: float) -> None:
+        """Whom this agent hears itself, published or not."""
+        self._claim(self.me, peers, now)
+
+    def outdate(self, peer: PeerId, now: float) -> None:
+        """A peer has begun a new life: what its former self heard counts no more."""
+        self._claim(peer, _NOBODY, now)
+
+    def forget(self, now: float) -> None:
+        """Let go of adverts of those who have been absent for `limits.ABSENT_S`."""
+        while self._absent and next(iter(self._absent.values())) + limits.ABSENT_S <= now:
+            self._forget_one()
+
+    def oldest_absence(self) -> float | None:
+        return next(iter(self._absent.values()), None)
+
+    # ── adverts ─────────────────────────────────────────────────────────────────────────────────────────────
+    def _write(self, advert: Advert) -> None:
+        peer = advert.peer
+        number = _hash(advert)
+        self._known[peer] = advert
+        if peer in self._here:
+            self._sum ^= self._hashes[peer] ^ number
+            self._present = None
+        self._hashes[peer] = number
+        self._changed.add(peer)
+
+    def _forget_one(self) -> bool:
+        peer = next(iter(self._absent), None)
+        if peer is None:
+            return False
+        self._claim(peer, _NOBODY, self._absent[peer])
+        for kept in (self._absent, self._known, self._hashes, self._claims, self._edges):
+            kept.pop(peer, None)
+        self._moved.add(peer)
+        self._changed.add(peer)
+        return True
+
+    # ── edges ───────────────────────────────────────────────────────────────────────────────────────────────
+    def _claim(self, peer: PeerId, claims: frozenset[PeerId], now: float) -> None:
+        before = self._claims.get(peer, _NOBODY)
+        if claims == before:
+            return
+        self._claims[peer] = claims
+        for other in claims - before:
+            if peer in self._claims.get(other, _NOBODY) and other != peer:
+                self._tie(peer, other)
+                self._admit(peer, other)
+        # One after the other: so each cut leaves two parts at most, of which this agent is in one.
+        for other in sorted(before - claims):
+            if other in self._edges.get(peer, _NOBODY):
+                self._cut(peer, other)
+                self._part(peer, other, now)
+
+    def _tie(self, one: PeerId, other: PeerId) -> None:
+        self._edges.setdefault(one, set()).add(other)
+        self._edges.setdefault(other, set()).add(one)
+
+    def _cut(self, one: PeerId, other: PeerId) -> None:
+        self._edges[one].discard(other)
+        self._edges[other].discard(one)
+
+    def _admit(self, one: PeerId, other: PeerId) -> None:
+        """An edge has come: if just one of its ends was here, all that the other one reaches come too."""
+        if (one in self._here) == (other in self._here):
+            return
+        front = {one if other in self._here else other}
+        came: set[PeerId] = set()
+        while front:
+            came |= front
+            front = set().union(*[self._edges[peer] for peer in front]) - came - self._here
+        self._here |= came
+        for peer in came:
+            del self._absent[peer]
+            insort(self._order, peer)
+        self._shift(came)
+
+    def _part(self, one: PeerId, other: PeerId, now: float) -> None:
+        """An edge between two of the same part has gone: who is cut off from this agent is absent."""
+        if one not in self._here:
+            return
+        severed = self._severed(one, other)
+        if severed is None:
+            return
+        gone = self._here - severed if self.me in severed else severed
+        self._here -= gone
+        for peer in sorted(gone):
+            self._absent[peer] = now
+            del self._order[bisect_left(self._order, peer)]
+        self._shift(gone)
+
+    def _shift(self, peers: set[PeerId]) -> None:
+        for peer in peers:
+            self._sum ^= self._hashes[peer]
+        self._moved |= peers
+        self._changed |= peers
+        self._present = None
+
+    def _severed(self, one: PeerId, other: PeerId) -> set[PeerId] | None:
+        """The smaller part, where no way leads from one to the other; None where one does."""
+        edges = self._edges
+        seen, front = {one}, {one}
+        far_seen, far_front = {other}, {other}
+        while front:
+            grown = set().union(*[edges[peer] for peer in front])
+            if not grown.isdisjoint(far_seen):
+                return None
+            grown -= seen
+            seen |= grown
+            front = grown
+            if len(far_front) < len(front):
+                seen, front, far_seen, far_front = far_seen, far_front, seen, front
+        return seen
 
 
-def _age(advert: Advert) -> tuple[int, int]:
-    return advert.incarnation, advert.version
+def _hash(advert: Advert) -> int:
+    text = f"{advert.peer}:{advert.incarnation}:{advert.version}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
