@@ -208,11 +208,11 @@ async def test_a_servers_key_is_checked_too(sides: tuple[Side, Side]) -> None:
 # ── what is too much ──────────────────────────────────────────────────────────────────────────────────────
 async def test_what_the_receiver_would_refuse_is_not_sent(sides: tuple[Side, Side]) -> None:
     left, right = sides
-    assert left.transport.send(Channel.CONTROL, right.peer, [bytes(limits.HEADER_BYTES)])
-    assert len((await right.next())[2][0]) == limits.HEADER_BYTES
+    assert left.transport.send(Channel.CONTROL, right.peer, [bytes(limits.CONTROL_BYTES)])
+    assert len((await right.next())[2][0]) == limits.CONTROL_BYTES
     for frames in (
-        [bytes(limits.HEADER_BYTES + 1)],
-        [b"header", memoryview(np.zeros((2, limits.HEADER_BYTES)))],
+        [bytes(limits.CONTROL_BYTES + 1)],
+        [b"header", memoryview(np.zeros((2, limits.CONTROL_BYTES)))],
     ):
         with pytest.raises(ValueError, match="too long"):
             left.transport.send(Channel.CONTROL, right.peer, frames)
@@ -226,7 +226,7 @@ async def test_an_oversize_message_is_refused_and_others_are_not_disturbed(
     left.roster[public_key("third")] = Side.name("third")
     dealer = raw_dealer(context, "third", "left", left.ports.control)
     if excess == "bytes":
-        dealer.send(bytes(2 * limits.HEADER_BYTES))
+        dealer.send(bytes(2 * limits.CONTROL_BYTES))
     else:
         dealer.send_multipart([b"x"] * 10_000)
         await eventually(lambda: left.transport.counters["dropped"] == 1)

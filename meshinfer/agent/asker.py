@@ -1,5 +1,6 @@
 """The questions that are asked on this PC: from text to tokens, round after round along the route, and back to text.
 
+New questions go along the newest plan's route; an answer stays on the route that it began on for as long as that holds.
 Per token there is one hand-over to the inference thread and one back: it runs the head on what came, picks the tokens
 and embeds them, so that the loop has the next step's rows at hand.
 """
@@ -9,24 +10,23 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
-from time import perf_counter_ns
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
+from meshinfer.agent.inference import Inference
 from meshinfer.agent.metrics import Metrics
+from meshinfer.agent.route import Answer, Embedded, Route, Waiting, rows_at_hand
 from meshinfer.agent.speaker import Speaker, Spoken
-from meshinfer.agent.timing import StepPassed, route_stats
+from meshinfer.agent.timing import StepPassed
 from meshinfer.answer.effects import Effect, Ended, Failed, Shown, StepDraft, Stranded
-from meshinfer.answer.question import Done, Finish, Question, Stats, Text
-from meshinfer.answer.rounds import Rounds
-from meshinfer.answer.session import Session, answer_tokens
+from meshinfer.answer.question import Done, Finish, Question, Text
+from meshinfer.answer.session import answer_tokens
 from meshinfer.engine.runner import Runner
 from meshinfer.engine.step import Rows
-from meshinfer.errors import MeshinferError, RouteError, StepError
-from meshinfer.mesh.plan import plan_id, pool_limit
+from meshinfer.errors import MeshinferError, RouteError
 from meshinfer.net.loop import monotonic
 from meshinfer.values import ModelId, PeerId, Plan, PlanId, SequenceId
 from meshinfer.wire.messages import Free, Message, Refusal, RefusalReason, Result, Step
@@ -35,44 +35,7 @@ PATIENCE_S: Final = 10.0
 """An answer whose route is gone waits so long for another before it ends with an error: a plan takes about 2 s."""
 
 AGAIN_S: Final = 0.5
-"""A route that failed an answer is tried again after this, while the plan still holds."""
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class _Answer:
-    """One question under way: what its reader has not taken yet, and what it has cost."""
-
-    session: Session
-    asked_at: float
-    plan: Plan
-    events: asyncio.Queue[Text | Done | MeshinferError] = field(default_factory=asyncio.Queue)
-    first_at: float | None = None
-    steps: list[StepPassed] = field(default_factory=list)
-
-    stranded_at: float | None = None
-    """Since when it has had no route; a token ends that."""
-    stranded_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Stranded:
-    """An answer without a route: why, when to try the present one again, and until when to wait for another."""
-
-    reason: str
-    again_at: float
-    until: float
-
-
-@dataclass(slots=True, eq=False)
-class _Route:
-    """The owners under one plan, and the answers that go through them."""
-
-    plan: Plan
-    id: PlanId
-    rounds: Rounds
-    sent_at: dict[int, float] = field(default_factory=dict)
+"""A route that failed an answer is tried again after this, while no newer one is there."""
 
 
 class Asker:
@@ -89,52 +52,92 @@ class Asker:
     ) -> None:
         """`first_sequence` is above all that this identity ever used: owners may still hold KV of an earlier run."""
         self._me = me
-        self._runner = runner
+        self._inference = Inference(runner, metrics)
         self._send = send
         self._metrics = metrics
         self._name_of = name_of
         self._sequences = count(first_sequence)
         self._steps = count(1)
-        self._speaker: Speaker | None = None
-        self._route: _Route | None = None
-        self._answers: dict[SequenceId, _Answer] = {}
-        self._stranded: dict[SequenceId, _Stranded] = {}
-        self._embedded: dict[SequenceId, tuple[int, int, Rows]] = {}
+        self._newest: Route | None = None
+        """The route that new questions take."""
+        self._routes: dict[PlanId, Route] = {}
+        """That one, and those that answers are still under way on."""
+        self._answers: dict[SequenceId, Answer] = {}
+        self._stranded: dict[SequenceId, Waiting] = {}
+        self._embedded: dict[SequenceId, Embedded] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._closed = False
 
-    # ── the plan ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── plans ───────────────────────────────────────────────────────────────────────────────────────────────
     def use(self, plan: Plan, speaker: Speaker) -> None:
-        """Ask along this plan's route from now on; answers that lost theirs go on here."""
-        if self._route is not None and self._route.plan == plan and self._speaker is speaker:
+        """Ask along this plan's route from now on. Answers under way stay on theirs; those that lost it go on here."""
+        newest = self._newest
+        if newest is not None and newest.plan == plan and newest.speaker is speaker:
             return
-        self.stop_using("the plan has changed")
-        self._speaker = speaker
-        self._route = _Route(plan, plan_id(plan), Rounds(pool_limit(plan), self._steps))
+        for route in [route for route in self._routes.values() if route.speaker is not speaker]:
+            self._give_up(route, "the mesh serves another model now")
+        route = Route(plan, speaker, self._steps)
+        self._newest = self._routes.setdefault(route.id, route)
+        self._drop_idle()
         for sequence in list(self._stranded):
             answer = self._answers[sequence]
             if answer.plan.model == plan.model:
-                self._seat(answer, self._route)
+                self._seat(answer, self._newest)
             else:
                 self._fail(sequence, RouteError("the answer ends here: the mesh serves another model now"))
         self._pump()
 
     def stop_using(self, reason: str) -> None:
-        """The plan is of no use any more: its answers wait a while for another."""
-        route, self._route = self._route, None
-        if route is not None:
-            self._carry_out(route, route.rounds.close(reason))
+        """No new question can be asked. Answers under way go on while their owners serve them; those that lost their
+        route wait a while for another."""
+        self._newest = None
+        self._drop_idle()
         # What is missing is often known only once the mesh has settled: the last reason is the one to tell.
         for sequence, stranded in self._stranded.items():
             self._stranded[sequence] = replace(stranded, reason=reason)
         self._set_timer()
 
+    def end(self, reason: str) -> None:
+        """The speaker is about to close: no route is of use any more."""
+        self.stop_using(reason)
+        for route in list(self._routes.values()):
+            self._give_up(route, reason)
+        self._set_timer()
+
+    def lost(self, peer: PeerId, reason: str) -> None:
+        """A peer is gone, or cannot be reached: answers on routes through it look for another at once."""
+        through = [route for route in self._routes.values() if peer in route.plan.owners]
+        for route in through:
+            newest = route is self._newest
+            self._give_up(route, reason)
+            if newest:
+                # It may be a single link that broke, and the plan still hold: its answers try it again.
+                self._newest = self._routes[route.id] = Route(route.plan, route.speaker, self._steps)
+        if through:
+            self._pump()
+
+    def _give_up(self, route: Route, reason: str) -> None:
+        del self._routes[route.id]
+        if route is self._newest:
+            self._newest = None
+        self._carry_out(route, route.rounds.close(reason))
+
+    def _drop_idle(self) -> None:
+        for route in [route for route in self._routes.values() if route.rounds.idle]:
+            if route is not self._newest:
+                del self._routes[route.id]
+
     @property
     def model(self) -> ModelId | None:
         """The model that can be asked now."""
-        return self._route.plan.model if self._route is not None else None
+        return self._newest.plan.model if self._newest is not None else None
+
+    @property
+    def owners(self) -> frozenset[PeerId]:
+        """All that answers go through, or would."""
+        return frozenset(owner for route in self._routes.values() for owner in route.plan.owners)
 
     @property
     def under_way(self) -> int:
@@ -155,23 +158,26 @@ class Asker:
         Raises RouteError, PromptError, BusyError, or StepError where the answer fails; text that came before stays.
         """
         asked_at = monotonic()
-        route, speaker = self._route, self._speaker
-        if route is None or speaker is None:
+        before = self._newest
+        if before is None:
             raise RouteError("no question can be asked now: the mesh has no plan")
+        speaker = before.speaker
         prompt = await asyncio.to_thread(speaker.prompt, question)
-        if self._speaker is not speaker:
+        route = self._newest
+        if route is not None and route.speaker is not speaker:
             raise RouteError("the mesh has just changed its model: ask again")
-        route = self._route or route
-        most = answer_tokens(len(prompt), question.max_tokens, speaker.context, route.rounds.pool_tokens)
+        most = answer_tokens(
+            len(prompt), question.max_tokens, speaker.context, (route or before).rounds.pool_tokens
+        )
         sequence = SequenceId(next(self._sequences))
         session = speaker.session(sequence, prompt, most, question, secrets.randbits(64))
-        answer = _Answer(session, asked_at, route.plan)
-        if route is self._route:
-            route.rounds.add(session)
+        answer = Answer(session, asked_at, before.plan)
+        if route is not None:
+            answer.seat(route)
             self._answers[sequence] = answer
             self._pump()
         else:
-            # The plan went while the prompt was rendered: its rounds would never send anything.
+            # The plan went while the prompt was rendered.
             self._answers[sequence] = answer
             self._strand(sequence, "the plan has changed", monotonic())
             self._set_timer()
@@ -191,8 +197,8 @@ class Asker:
         answer = self._answers.get(sequence)
         if answer is None:
             return
-        if self._route is not None and sequence not in self._stranded:
-            self._carry_out(self._route, self._route.rounds.cancel(sequence))
+        if answer.route is not None:
+            self._carry_out(answer.route, answer.route.rounds.cancel(sequence))
             self._pump()
         else:
             answer.session.cancel()
@@ -201,46 +207,26 @@ class Asker:
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
     def _pump(self) -> None:
         """Send what can be sent now."""
-        route = self._route
-        if route is None:
-            # Answers without a route must not wait for ever: the timer that just fired may have been a step's.
-            self._set_timer()
-            return
-        for draft in route.rounds.next_steps(monotonic()):
-            rows = self._rows_at_hand(draft)
-            if rows is not None:
-                self._send_step(route, draft, rows)
-            else:
-                self._embed(route, draft)
+        for route in [*self._routes.values()]:
+            for draft in route.rounds.next_steps(monotonic()):
+                rows = rows_at_hand(draft, self._embedded)
+                if rows is not None:
+                    self._send_step(route, draft, rows)
+                else:
+                    self._embed(route, draft)
+        # Also where there is no route: answers must not wait for ever.
         self._set_timer()
 
-    def _rows_at_hand(self, draft: StepDraft) -> Rows | None:
-        """The rows of tokens that were embedded when they were picked.
-
-        The token is compared as well: what a step picked that no longer counted stands at the same position.
-        """
-        if len(draft.tokens) != len(draft.entries):
-            return None
-        found = []
-        for entry, token in zip(draft.entries, draft.tokens.tolist(), strict=True):
-            embedded = self._embedded.get(SequenceId(entry.sequence))
-            if embedded is None or embedded[:2] != (entry.position, token):
-                return None
-            found.append(embedded[2])
-        return found[0] if len(found) == 1 else np.concatenate(found)
-
-    def _embed(self, route: _Route, draft: StepDraft) -> None:
-        speaker = self._speaker
-        assert speaker is not None, "a route comes with its speaker"
-        self._in_runner(
+    def _embed(self, route: Route, draft: StepDraft) -> None:
+        self._inference.run(
             "embed",
-            lambda: speaker.embed(draft.tokens, draft.positions),
+            lambda: route.speaker.embed(draft.tokens, draft.positions),
             lambda rows: self._send_step(route, draft, rows),
             lambda error: self._refused(route, draft.step, RefusalReason.FAILED, str(error), ()),
         )
 
-    def _send_step(self, route: _Route, draft: StepDraft, rows: Rows) -> None:
-        if route is not self._route:
+    def _send_step(self, route: Route, draft: StepDraft, rows: Rows) -> None:
+        if self._routes.get(route.id) is not route:
             return
         plan = route.plan
         step = Step(route.id, plan.owners, 0, self._me, draft.step, draft.entries, (), rows)
@@ -253,37 +239,28 @@ class Asker:
     def result(self, sender: PeerId, result: Result) -> None:
         """Rows from the last owner: the head turns them into tokens."""
         came_at = monotonic()
-        route, speaker = self._route, self._speaker
-        if route is None or speaker is None or result.plan != route.id or sender != route.plan.owners[-1]:
+        route = self._routes.get(result.plan)
+        draft = None if route is None else route.draft_of(sender, result)
+        passed = None if route is None or draft is None else route.passed(result, came_at)
+        if route is None or draft is None or passed is None:
+            # Said twice, too: the head must not pick a second time.
             self._metrics.count("ignored.result")
             return
-        draft = route.rounds.under_way(result.step)
-        if draft is None or result.entries != draft.entries or len(result.trace) != len(route.plan.owners):
-            self._metrics.count("ignored.result")
-            return
-        if not self._note(route, draft, result, came_at):
-            # Said twice: the head must not pick a second time.
-            self._metrics.count("ignored.result")
-            return
+        self._note(route, draft, passed)
         wanting = draft.wanting
         if not wanting:
             self._carry_out(route, route.rounds.returned(result.step, ()))
             self._pump()
             return
         rows = np.asarray(result.rows, dtype=np.float32)
-        self._in_runner(
+        self._inference.run(
             "head",
-            lambda: speaker.speak(rows, wanting),
+            lambda: route.speaker.speak(rows, wanting),
             lambda spoken: self._spoken(route, result.step, spoken),
             lambda error: self._refused(route, result.step, RefusalReason.FAILED, str(error), ()),
         )
 
-    def _spoken(
-        self,
-        route: _Route,
-        step: int,
-        spoken: Spoken,
-    ) -> None:
+    def _spoken(self, route: Route, step: int, spoken: Spoken) -> None:
         picked, embedded = spoken
         for sequence, found in embedded.items():
             if sequence in self._answers:  # its reader may have left while the head ran
@@ -295,12 +272,8 @@ class Asker:
 
     def refusal(self, sender: PeerId, refusal: Refusal) -> None:
         """An owner's no: the rounds decide what becomes of the answers in that step."""
-        route = self._route
-        owners = route.plan.owners if route is not None else ()
-        if route is None or refusal.plan != route.id or not refusal.hop < len(owners):
-            self._metrics.count("ignored.refusal")
-            return
-        if sender != owners[refusal.hop] or route.rounds.under_way(refusal.step) is None:
+        route = self._routes.get(refusal.plan)
+        if route is None or not route.refuses(sender, refusal):
             self._metrics.count("ignored.refusal")
             return
         self._metrics.count(f"refusals.{refusal.reason.name.lower()}")
@@ -308,47 +281,15 @@ class Asker:
         self._refused(route, refusal.step, refusal.reason, detail, refusal.held)
 
     def _refused(
-        self, route: _Route, step: int, reason: RefusalReason, detail: str, held: Sequence[int]
+        self, route: Route, step: int, reason: RefusalReason, detail: str, held: Sequence[int]
     ) -> None:
         route.sent_at.pop(step, None)
         self._carry_out(route, route.rounds.refused(step, reason, detail, held, monotonic()))
         # Not at once: what was refused for want of a link would be refused again in the same breath.
         self._loop.call_soon(self._pump)
 
-    def _in_runner(
-        self, what: str, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
-    ) -> None:
-        """Run `work` in the inference thread, then one of the others in the loop. `what` names it in the metrics."""
-        asked_ns = perf_counter_ns()
-        begun_ns = ended_ns = asked_ns
-
-        def timed() -> T:
-            nonlocal begun_ns, ended_ns
-            begun_ns = perf_counter_ns()
-            try:
-                return work()
-            finally:
-                ended_ns = perf_counter_ns()
-
-        def back(outcome: T | Exception) -> None:
-            self._metrics.took(f"{what}.wait", (begun_ns - asked_ns) // 1000)
-            self._metrics.took(f"{what}.run", (ended_ns - begun_ns) // 1000)
-            self._metrics.took(f"{what}.return", (perf_counter_ns() - ended_ns) // 1000)
-            if isinstance(outcome, Exception):
-                failed(outcome)
-            else:
-                done(outcome)
-
-        def finished(outcome: T | Exception) -> None:
-            self._loop.call_soon_threadsafe(back, outcome)
-
-        try:
-            self._runner.call(timed, finished)
-        except StepError as error:
-            failed(error)
-
     # ── effects ─────────────────────────────────────────────────────────────────────────────────────────────
-    def _carry_out(self, route: _Route, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, route: Route, effects: Iterable[Effect]) -> None:
         now = monotonic()
         for effect in effects:
             match effect:
@@ -360,9 +301,22 @@ class Asker:
                     self._fail(sequence, error)
                 case Stranded(sequence, _, reason):
                     self._strand(sequence, reason, now)
-                case Free():
-                    for owner in route.plan.owners:
-                        self._send(owner, effect)
+                case Free(sequences):
+                    self._free(route, sequences)
+        if route is not self._newest and route.rounds.idle and self._routes.get(route.id) is route:
+            del self._routes[route.id]
+
+    def _free(self, route: Route, sequences: Sequence[int]) -> None:
+        """Tell the owners what they may forget: but nothing of an answer that goes on at them along another route."""
+        for owner in route.plan.owners:
+            done = tuple(sequence for sequence in sequences if not self._elsewhere(sequence, route, owner))
+            if done:
+                self._send(owner, Free(done))
+
+    def _elsewhere(self, sequence: int, route: Route, owner: PeerId) -> bool:
+        answer = self._answers.get(SequenceId(sequence))
+        other = None if answer is None else answer.route
+        return other is not None and other is not route and owner in other.plan.owners
 
     def _show(self, sequence: SequenceId, text: str, now: float) -> None:
         answer = self._answers.get(sequence)
@@ -375,46 +329,43 @@ class Asker:
     def _end(self, sequence: SequenceId, finish: Finish) -> None:
         answer = self._forget(sequence)
         if answer is not None:
-            answer.events.put_nowait(Done(finish, self._stats(answer)))
+            answer.events.put_nowait(Done(finish, answer.stats(monotonic(), self._name_of)))
 
     def _fail(self, sequence: SequenceId, error: MeshinferError) -> None:
         answer = self._forget(sequence)
         if answer is not None:
             answer.events.put_nowait(error)
 
-    def _forget(self, sequence: SequenceId) -> _Answer | None:
+    def _forget(self, sequence: SequenceId) -> Answer | None:
         self._stranded.pop(sequence, None)
         self._embedded.pop(sequence, None)
         return self._answers.pop(sequence, None)
 
     def _strand(self, sequence: SequenceId, reason: str, now: float) -> None:
-        """The route is no good for this answer; it may go on along the same or the next one, if that comes in time."""
+        """The route is no good for this answer; it goes on along a newer one at once, or tries the same one again."""
         answer = self._answers.get(sequence)
         if answer is None:
             return
-        if answer.stranded_at is None or answer.session.generated > answer.stranded_tokens:
-            answer.stranded_at, answer.stranded_tokens = now, answer.session.generated
-        self._stranded[sequence] = _Stranded(reason, now + AGAIN_S, answer.stranded_at + PATIENCE_S)
+        pause_s = AGAIN_S if self._newest is None or answer.plan == self._newest.plan else 0.0
+        self._stranded[sequence] = Waiting(reason, now + pause_s, answer.strand(now) + PATIENCE_S)
         self._embedded.pop(sequence, None)
 
-    def _seat(self, answer: _Answer, route: _Route) -> None:
+    def _seat(self, answer: Answer, route: Route) -> None:
         """Let a stranded answer go on; what was shown stays, and what the owners lack is computed again."""
         self._stranded.pop(answer.session.sequence, None)
-        if answer.plan != route.plan:
-            answer.plan = route.plan
-            answer.steps.clear()
         try:
-            route.rounds.add(answer.session)
+            answer.seat(route)
         except MeshinferError as error:
             self._fail(answer.session.sequence, error)
 
+    # ── time ────────────────────────────────────────────────────────────────────────────────────────────────
     def _set_timer(self) -> None:
         """One timer for what happens though nothing comes: steps that stay away, pauses, answers without a route."""
         times = [stranded.until for stranded in self._stranded.values()]
-        if self._route is not None:
+        if self._newest is not None:
             times += [stranded.again_at for stranded in self._stranded.values()]
-            due = self._route.rounds.next_deadline()
-            times += [] if due is None else [due]
+        deadlines = [route.rounds.next_deadline() for route in self._routes.values()]
+        times += [deadline for deadline in deadlines if deadline is not None]
         due = min(times, default=None)
         if self._timer is not None:
             if due is not None and self._timer_due <= due:
@@ -428,42 +379,21 @@ class Asker:
     def _time_passed(self) -> None:
         self._timer = None
         now = monotonic()
-        route = self._route
-        if route is not None:
+        for route in [*self._routes.values()]:
             self._carry_out(route, route.rounds.expire(now))
-            for step in [step for step in route.sent_at if route.rounds.under_way(step) is None]:
-                del route.sent_at[step]
+            route.tidy()
         for sequence, stranded in list(self._stranded.items()):
             if stranded.until <= now:
                 self._fail(sequence, RouteError(f"the answer ends here: {stranded.reason}"))
-            elif route is not None and stranded.again_at <= now:
-                self._seat(self._answers[sequence], route)
+            elif self._newest is not None and stranded.again_at <= now:
+                self._seat(self._answers[sequence], self._newest)
         self._pump()
 
-    # ── figures ─────────────────────────────────────────────────────────────────────────────────────────────
-    def _note(self, route: _Route, draft: StepDraft, result: Result, came_at: float) -> bool:
-        """False for a step that was not sent, or has come back before."""
-        sent_at = route.sent_at.pop(result.step, None)
-        if sent_at is None:
-            return False
-        passed = StepPassed(int((came_at - sent_at) * 1e6), result.trace)
+    def _note(self, route: Route, draft: StepDraft, passed: StepPassed) -> None:
+        """What a step took, for its answers' figures and for the plan's."""
+        if len(draft.tokens) == len(draft.entries):
+            self._metrics.routes.note(route.id, passed)
         for session in draft.sessions:
             answer = self._answers.get(session.sequence)
-            if answer is not None:
+            if answer is not None and answer.route is route:
                 answer.steps.append(passed)
-        return True
-
-    def _stats(self, answer: _Answer) -> Stats:
-        now = monotonic()
-        session = answer.session
-        first_at = answer.first_at if answer.first_at is not None else now
-        decoding_s = now - first_at
-        tokens = session.generated
-        return Stats(
-            prompt_tokens=session.prompt_tokens,
-            tokens=tokens,
-            ttft_s=first_at - answer.asked_at,
-            total_s=now - answer.asked_at,
-            tokens_per_s=(tokens - 1) / decoding_s if tokens > 1 and decoding_s > 0 else 0.0,
-            route=route_stats(answer.plan, answer.steps, self._name_of),
-        )

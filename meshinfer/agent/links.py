@@ -1,22 +1,22 @@
 """Finding the other agents of this mesh, recognising them, and holding links to them.
 
-A place where an agent may be (configured, announced by mDNS, told by another peer, or where somebody knocked from) is
-knocked at until it opens. Whoever shows a certificate of this mesh is linked to; anybody else is left alone.
+A place where an agent may be (configured, announced by mDNS, told by a peer's advert, or where somebody knocked from)
+is knocked at until it opens. Whoever shows a certificate of this mesh is linked to; anybody else is left alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import inf
 from typing import Final
 
-from meshinfer import __version__
+from meshinfer import __version__, limits
 from meshinfer.agent.metrics import Metrics
 from meshinfer.errors import DoorError, TrustError, VersionError, WireError
-from meshinfer.limits import ADDRESSES, KNOCKS_AT_ONCE, PLACES, PROTOCOL_VERSION
 from meshinfer.net import loop as clock
 from meshinfer.net.door import knock
 from meshinfer.net.transport import Transport
@@ -24,7 +24,7 @@ from meshinfer.trust.certificate import Member
 from meshinfer.trust.roster import Roster
 from meshinfer.values import PeerId, Ports
 from meshinfer.wire import codec
-from meshinfer.wire.messages import Introduction, Knock, Refused, Welcome
+from meshinfer.wire.messages import Knock, Refused, Welcome
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
@@ -47,12 +47,27 @@ class _Place:
     due: float
     pause_s: float = FIRST_PAUSE_S
     peer: PeerId | None = None
+    """Who answered there last. Docker's addresses are the same on every PC: it may be this agent itself."""
+    expected: set[PeerId] = field(default_factory=set)
+    """Members that are said to be there."""
     trouble: str = ""
-    knocking: bool = field(default=False)
+    knocking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """Where a peer says that it is."""
+
+    addresses: tuple[str, ...]
+    door: int
 
 
 class Links:
-    """Places on one side, links to peers on the other. `found` is called for each peer that a link is held to."""
+    """Places on one side, links to peers on the other.
+
+    In a small mesh links are held to all peers; beyond `limits.LINKS_TO_ALL` to those that `want` names, and to those
+    whose advert has not come yet.
+    """
 
     def __init__(
         self,
@@ -68,7 +83,11 @@ class Links:
         self._me = me
         self._metrics = metrics
         self._places: dict[tuple[str, int], _Place] = {}
-        self._hosts: dict[PeerId, str] = {}
+        self._homes: dict[PeerId, _Home] = {}
+        self._knocked_from: dict[PeerId, str] = {}
+        self._held: dict[PeerId, tuple[str, float]] = {}
+        """Where a link is held to, and since when."""
+        self._wanted: frozenset[PeerId] = frozenset()
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._seeker: asyncio.Task[None] | None = None
@@ -82,7 +101,7 @@ class Links:
             message = codec.decode_door([payload])
         except VersionError as error:
             self._metrics.count("refused.door.version")
-            return bytes(codec.encode(Refused(PROTOCOL_VERSION, __version__, str(error)))[0])
+            return bytes(codec.encode(Refused(limits.PROTOCOL_VERSION, __version__, str(error)))[0])
         except WireError as error:
             self._metrics.count(f"refused.door.{error.kind}")
             return None
@@ -94,67 +113,124 @@ class Links:
         except TrustError as error:
             self._metrics.count(f"refused.door.{error.kind}")
             return None
-        if member.peer != self._me:
-            self._hosts.setdefault(member.peer, host)
-        welcome = Welcome(PROTOCOL_VERSION, __version__, self._certificate, self.ports, self.addresses())
+        if member.peer != self._me and not self._transport.linked(member.peer):
+            self._knocked_from[member.peer] = host
+        welcome = Welcome(
+            limits.PROTOCOL_VERSION, __version__, self._certificate, self.ports, self.addresses()
+        )
         return bytes(codec.encode(welcome)[0])
 
     # ── places ──────────────────────────────────────────────────────────────────────────────────────────────
-    def add_place(self, host: str, port: int, source: Source) -> None:
-        """An agent may be there. Knocks soon, also at a place that has been silent for long."""
+    def add_place(self, host: str, port: int, source: Source, peer: PeerId | None = None) -> None:
+        """An agent may be there, perhaps this `peer`. Knocks soon, also at a place that has been silent for long."""
         now = clock.monotonic()
         place = self._places.get((host, port))
         if place is None:
             self._make_room()
-            self._places[host, port] = _Place(source, now)
-        else:
-            place.source = max(place.source, source)
-            if place.trouble:
-                place.due, place.pause_s = min(place.due, now), FIRST_PAUSE_S
+            place = self._places[host, port] = _Place(source, now)
+        place.source = max(place.source, source)
+        if peer is not None and peer not in place.expected and self._roster.by_peer(peer) is not None:
+            place.expected.add(peer)
+            if place.peer != peer:
+                # Addresses go from one PC to another: whoever answered here may have moved.
+                place.peer, place.due = None, now
+        if place.trouble:
+            place.due, place.pause_s = min(place.due, now), FIRST_PAUSE_S
         self._wake.set()
 
     def _make_room(self) -> None:
-        if len(self._places) < PLACES:
+        if len(self._places) < limits.PLACES:
             return
         # Dictionaries keep their order: of the least trusted kind, the first is the oldest.
         linked = set(self._transport.peers)
         key = min(self._places, key=lambda key: (self._places[key].peer in linked, self._places[key].source))
         del self._places[key]
 
-    def heard_from(self, peer: PeerId, addresses: Iterable[str], door_port: int) -> None:
-        """A peer that reaches this agent tells where its own door is: knock there until it is linked to as well."""
-        if self._transport.linked(peer):
-            return
-        for host in dict.fromkeys([*filter(None, [self._hosts.get(peer)]), *addresses]):
-            self.add_place(host, door_port, Source.PEER)
+    def met(self, peer: PeerId, addresses: tuple[str, ...], door_port: int) -> None:
+        """A member's advert tells where its door is: knock there until it is linked to."""
+        home = _Home(addresses, door_port)
+        known = self._homes.get(peer)
+        if home != known:
+            self._homes[peer] = home
+            if known is not None:
+                self._leave_behind(peer, known, home)
+            elif len(self._homes) == limits.LINKS_TO_ALL + 1:
+                self._let_go()
+        self.seek(peer)
 
-    def introduced(self, introduction: Introduction) -> None:
-        """A peer tells of another. Its certificate is checked like anybody's."""
-        try:
-            member = self._roster.admit(introduction.certificate, clock.wall())
-        except TrustError as error:
-            self._metrics.count(f"refused.introduction.{error.kind}")
-            return
-        if member.peer != self._me and not self._transport.linked(member.peer):
-            for host in introduction.addresses:
-                self.add_place(host, introduction.door, Source.PEER)
+    def _leave_behind(self, peer: PeerId, old: _Home, new: _Home) -> None:
+        """Where a peer is no more, it is not knocked at any more on its account."""
+        here = {(host, new.door) for host in new.addresses}
+        for key in [(host, old.door) for host in old.addresses]:
+            place = self._places.get(key)
+            if place is not None and key not in here:
+                place.expected.discard(peer)
+                if place.source is Source.PEER and not place.expected:
+                    del self._places[key]
 
-    def introduction_of(self, peer: PeerId, addresses: Iterable[str], door_port: int) -> Introduction | None:
-        """What others are told of a linked peer: first the address that this agent reached it at."""
-        member = self._roster.by_peer(peer)
-        if member is None:
-            return None
-        hosts = dict.fromkeys([*filter(None, [self._hosts.get(peer)]), *addresses])
-        return Introduction(member.certificate, tuple(hosts)[:ADDRESSES], door_port)
+    def seek(self, peer: PeerId) -> None:
+        """The peer has been heard of: knock where it may be, unless it is linked to or no link is wanted."""
+        home = self._homes.get(peer)
+        if home is None or self._transport.linked(peer):
+            return
+        # Where it knocked from comes first: that way packets do come.
+        hosts = dict.fromkeys([*filter(None, [self._knocked_from.get(peer)]), *home.addresses])
+        if self._wants(peer):
+            for host in hosts:
+                self.add_place(host, home.door, Source.PEER, peer)
+        else:
+            for host in hosts:
+                place = self._places.get((host, home.door))
+                if place is not None:
+                    place.expected.add(peer)
+
+    def want(self, peers: frozenset[PeerId]) -> None:
+        """Hold links to these peers; to others as well while there are few."""
+        new, self._wanted = peers - self._wanted, peers
+        if len(self._homes) > limits.LINKS_TO_ALL:
+            self._let_go()
+        for peer in new:
+            self.seek(peer)
+
+    def _wants(self, peer: PeerId) -> bool:
+        # Whose advert has not come may be the bridge to a part of the mesh that nobody here has met.
+        return len(self._homes) <= limits.LINKS_TO_ALL or peer in self._wanted or peer not in self._homes
+
+    def _let_go(self) -> None:
+        for peer in self._transport.peers:
+            if not self._wants(peer):
+                self._transport.disconnect(peer)
+
+    def moved(self) -> None:
+        """This PC's own addresses have changed: where it met itself, another may be now."""
+        for place in self._places.values():
+            if place.peer == self._me:
+                place.peer, place.due = None, clock.monotonic()
+        self._wake.set()
 
     def forget(self, peer: PeerId) -> None:
         """A peer left politely: it will knock when it is back."""
         self._transport.disconnect(peer)
-        for key in [key for key, place in self._places.items() if place.peer == peer]:
-            if self._places[key].source is Source.CONFIGURED:
-                self._places[key].peer = None
-            else:
+        self._homes.pop(peer, None)
+        self._knocked_from.pop(peer, None)
+        self._held.pop(peer, None)
+        for key, place in list(self._places.items()):
+            if place.peer != peer and peer not in place.expected:
+                continue
+            place.expected.discard(peer)
+            if place.peer == peer:
+                place.peer = None
+            if place.source is not Source.CONFIGURED and not place.expected and place.peer is None:
                 del self._places[key]
+
+    def keep(self, known: Collection[PeerId]) -> None:
+        """Forgets the peers that are not among `known` and were not reached for long either: a dead PC is not knocked
+        at for ever. Where one was announced or configured, it will be met again."""
+        now = clock.monotonic()
+        for peer in {*self._transport.peers, *self._homes}:
+            _, since = self._held.setdefault(peer, ("", now))
+            if peer not in known and not self._transport.linked(peer) and now - since > limits.UNREACHED_S:
+                self.forget(peer)
 
     def troubles(self) -> list[dict[str, str]]:
         """Configured places that do not open, and why: for a person who wonders where a peer is."""
@@ -179,7 +255,7 @@ class Links:
             self._wake.clear()
             now = clock.monotonic()
             for key, place in list(self._places.items()):
-                if len(self._tasks) >= KNOCKS_AT_ONCE:
+                if len(self._tasks) >= limits.KNOCKS_AT_ONCE:
                     break
                 if place.due <= now and not place.knocking and not self._satisfied(place):
                     self._knock_soon(key, place)
@@ -196,7 +272,13 @@ class Links:
         return max(0.05, min([FIRST_PAUSE_S, *(wait for wait in waits if wait > 0)]))
 
     def _satisfied(self, place: _Place) -> bool:
-        return place.peer is not None and (place.peer == self._me or self._transport.linked(place.peer))
+        """Whether nobody would be found there that is missing."""
+        if place.peer is not None:
+            return place.peer == self._me or self._served(place.peer)
+        return bool(place.expected) and all(map(self._served, place.expected))
+
+    def _served(self, peer: PeerId) -> bool:
+        return self._transport.linked(peer) or not self._wants(peer)
 
     def _knock_soon(self, key: tuple[str, int], place: _Place) -> None:
         place.knocking = True
@@ -206,7 +288,7 @@ class Links:
 
     async def _knock(self, key: tuple[str, int], place: _Place) -> None:
         host, port = key
-        payload = bytes(codec.encode(Knock(PROTOCOL_VERSION, __version__, self._certificate))[0])
+        payload = bytes(codec.encode(Knock(limits.PROTOCOL_VERSION, __version__, self._certificate))[0])
         try:
             reply = await knock(host, port, payload)
             member, welcome = self._recognise(reply.payload)
@@ -232,7 +314,12 @@ class Links:
         return self._roster.admit(message.certificate, clock.wall()), message
 
     def _link(self, member: Member, host: str, ports: Ports) -> None:
-        if self._transport.linked(member.peer):
+        peer, now = member.peer, clock.monotonic()
+        if self._served(peer):
             return
-        self._hosts[member.peer] = host
-        self._transport.connect(member.peer, member.curve_public, host, ports)
+        held_to, since = self._held.get(peer, ("", -inf))
+        if held_to and held_to != host and now - since < limits.HANDSHAKE_MS / 1000:
+            # Of a peer's several addresses, the first that answered gets the time that a handshake may take.
+            return
+        self._held[peer] = (host, now)
+        self._transport.connect(peer, member.curve_public, host, ports)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from meshinfer.agent.config import NetworkConfig
 from meshinfer.agent.links import Links, Source
 from meshinfer.agent.metrics import Metrics
-from meshinfer.errors import WireError
-from meshinfer.limits import ADDRESSES, PROTOCOL_VERSION
+from meshinfer.errors import TrustError, WireError
+from meshinfer.limits import ADDRESSES, PROTOCOL_VERSION, SIGNED_ADVERTS
 from meshinfer.net import loop as clock
 from meshinfer.net.discovery import Announcement, Discovery, Sighting
 from meshinfer.net.door import Door
@@ -22,8 +22,9 @@ from meshinfer.trust.roster import Roster
 from meshinfer.trust.token import Membership
 from meshinfer.values import Advert, Channel, PeerId, Ports
 from meshinfer.wire import codec
-from meshinfer.wire.advert import decode_advert
-from meshinfer.wire.messages import AdvertMessage, Introduction, Message
+from meshinfer.wire.advert import decode_advert, encode_advert
+from meshinfer.wire.control import pack_adverts
+from meshinfer.wire.messages import Adverts, Heartbeat, Message, SignedAdvert, Summary
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ class Network:
     """Opens everything, and turns what comes in into messages of members.
 
     Args:
-        receive: called with each message of a member, but for adverts and introductions.
-        heard: called with each advert whose author it came from and whose signature holds.
+        receive: called with each message of a member, but for adverts.
+        heard: called with who sent adverts, and those of them whose authors are members and whose signatures hold.
         link_changed: called when a link to a peer comes up or goes down.
     """
 
@@ -44,10 +45,11 @@ class Network:
         config: NetworkConfig,
         metrics: Metrics,
         receive: Callable[[PeerId, Message], None],
-        heard: Callable[[Advert], None],
+        heard: Callable[[PeerId, tuple[Advert, ...]], None],
         link_changed: Callable[[PeerId, Channel, bool], None],
     ) -> None:
         self._identity = identity
+        self._certificate = membership.certificate
         self._config = config
         self._metrics = metrics
         self._receive = receive
@@ -60,7 +62,8 @@ class Network:
         self._door = Door(self.links.answer)
         self._discovery: Discovery | None = None
         self._mesh = membership.mesh
-        self._adverts: dict[PeerId, tuple[bytes, Advert]] = {}
+        self._signed: dict[PeerId, tuple[Advert, SignedAdvert]] = {}
+        """The newest advert of each author as it was signed, this agent's own included."""
         self._addresses: tuple[str, ...] = ()
         self.ports = Ports(0, 0, 0, 0)
 
@@ -95,7 +98,16 @@ class Network:
     async def refresh(self) -> None:
         """Read this PC's addresses anew: they change with DHCP and cables."""
         found = await asyncio.to_thread(current_addresses, self._config.interfaces)
-        self._addresses = tuple(address.host for address in found[:ADDRESSES])
+        addresses = tuple(address.host for address in found[:ADDRESSES])
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self.links.moved()
+
+    def keep(self, known: Collection[PeerId]) -> None:
+        """Forgets what was kept of peers that the mesh has forgotten."""
+        for peer in [peer for peer in self._signed if peer not in known]:
+            del self._signed[peer]
+        self.links.keep(known)
 
     def problems(self) -> list[str]:
         """Sentences for a person who wonders where the others are."""
@@ -105,17 +117,30 @@ class Network:
         return problems
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
-    def broadcast(self, message: Message) -> None:
-        """To every peer whose link is up. One that is not hears the next one."""
-        frames = codec.encode(message)
-        for peer in self.transport.peers:
-            if self.transport.linked(peer):
+    def send(self, channel: Channel, peer: PeerId, message: Message) -> bool:
+        """False when the message cannot be handed over now."""
+        return self.transport.send(channel, peer, codec.encode(message))
+
+    def send_adverts(self, peers: Iterable[PeerId], adverts: Sequence[Advert]) -> None:
+        """As their authors signed them, in as few messages as hold them. What a peer cannot take now it gets later: it
+        misses it in a summary."""
+        signed = [one for one in map(self._signed_by_author, adverts) if one is not None]
+        messages = [codec.encode(message) for message in pack_adverts(signed)]
+        for peer in peers:
+            for frames in messages:
                 self.transport.send(Channel.CONTROL, peer, frames)
 
-    def leave(self, peer: PeerId) -> None:
-        """A peer said goodbye."""
-        self._adverts.pop(peer, None)
-        self.links.forget(peer)
+    def _signed_by_author(self, advert: Advert) -> SignedAdvert | None:
+        known = self._signed.get(advert.peer)
+        if advert.peer == self._identity.peer and (known is None or known[0] != advert):
+            payload = encode_advert(advert)
+            signed = SignedAdvert(self._certificate, payload, self._identity.sign(payload))
+            self._signed[advert.peer] = (advert, signed)
+            return signed
+        if known is None:
+            self._metrics.count("unsent.advert.forgotten")
+            return None
+        return known[1]
 
     # ── receiving ───────────────────────────────────────────────────────────────────────────────────────────
     def _admit(self, curve_public: bytes) -> PeerId | None:
@@ -128,67 +153,74 @@ class Network:
         except WireError as error:
             self._metrics.count(f"refused.{channel.name.lower()}.{error.kind}")
             return
-        if isinstance(message, AdvertMessage):
-            self._take_advert(peer, message)
-        elif isinstance(message, Introduction):
-            self.links.introduced(message)
-        else:
-            self._receive(peer, message)
+        if isinstance(message, Adverts):
+            self._take_adverts(peer, message)
+            return
+        if isinstance(message, Heartbeat | Summary):
+            # Who reaches this agent is to be reached by it.
+            self.links.seek(peer)
+        self._receive(peer, message)
 
-    def _take_advert(self, peer: PeerId, message: AdvertMessage) -> None:
-        known = self._adverts.get(peer)
-        if known is not None and known[0] == message.payload:
-            # Most are heartbeats: the same bytes need no second signature check.
-            advert = known[1]
-        else:
-            checked = self._checked_advert(peer, message)
-            if checked is None:
-                return
-            advert = checked
-            self._adverts[peer] = (message.payload, advert)
-            if known is None:
-                for other in self._linked_besides(peer):
-                    self._introduce(peer, other)
-        self.links.heard_from(peer, advert.addresses, advert.ports.door)
-        self._heard(advert)
+    def _take_adverts(self, sender: PeerId, message: Adverts) -> None:
+        adverts = tuple(filter(None, map(self._checked, message.adverts)))
+        for advert in adverts:
+            if not advert.leaving:
+                self.links.met(advert.peer, advert.addresses, advert.ports.door)
+        if adverts:
+            self._heard(sender, adverts)
+        for advert in adverts:
+            if advert.leaving:
+                self.links.forget(advert.peer)
 
-    def _checked_advert(self, peer: PeerId, message: AdvertMessage) -> Advert | None:
-        if not self.roster.verify_signature(peer, message.payload, message.signature):
+    def _checked(self, signed: SignedAdvert) -> Advert | None:
+        """The advert, if a member signed it and nothing newer of that member is known; None otherwise."""
+        try:
+            author = self.roster.admit(signed.certificate, clock.wall()).peer
+        except TrustError as error:
+            self._metrics.count(f"refused.advert.{error.kind}")
+            return None
+        known = self._signed.get(author)
+        if author == self._identity.peer:
+            return None
+        if known is not None and known[1].payload == signed.payload:
+            # Each comes from several neighbours: the same bytes need no second signature check.
+            return known[0]
+        advert = self._verified(author, signed)
+        if advert is None or (known is not None and _age(advert) <= _age(known[0])):
+            return None
+        if known is None and len(self._signed) >= SIGNED_ADVERTS:
+            self._metrics.count("refused.advert.full")
+            return None
+        self._signed[author] = (advert, signed)
+        return advert
+
+    def _verified(self, author: PeerId, signed: SignedAdvert) -> Advert | None:
+        if not self.roster.verify_signature(author, signed.payload, signed.signature):
             self._metrics.count("refused.advert.signature")
             return None
         try:
-            advert = decode_advert(message.payload)
+            advert = decode_advert(signed.payload)
         except WireError as error:
             self._metrics.count(f"refused.advert.{error.kind}")
             return None
-        if advert.peer != peer:
+        if advert.peer != author:
             self._metrics.count("refused.advert.author")
             return None
         return advert
 
     # ── who is where ────────────────────────────────────────────────────────────────────────────────────────
     def _sighted(self, sighting: Sighting) -> None:
+        said = sighting.announcement
         for host in sighting.addresses:
-            self.links.add_place(host, sighting.announcement.door, Source.DISCOVERY)
+            self.links.add_place(host, said.door, Source.DISCOVERY, said.peer)
 
     def _on_link(self, peer: PeerId, channel: Channel, up: bool) -> None:
         _log.info("%s link to %s is %s", channel.name.lower(), peer[:8], "up" if up else "down")
-        if up and channel is Channel.CONTROL:
-            for other in self._linked_besides(peer):
-                self._introduce(other, peer)
         self._link_changed(peer, channel, up)
 
-    def _linked_besides(self, peer: PeerId) -> list[PeerId]:
-        return [other for other in self.transport.peers if other != peer and self.transport.linked(other)]
 
-    def _introduce(self, who: PeerId, to: PeerId) -> None:
-        """Tell `to` where `who` may be: an agent that knows one peer soon knows all."""
-        known = self._adverts.get(who)
-        if known is None:
-            return
-        introduction = self.links.introduction_of(who, known[1].addresses, known[1].ports.door)
-        if introduction is not None:
-            self.transport.send(Channel.CONTROL, to, codec.encode(introduction))
+def _age(advert: Advert) -> tuple[int, int]:
+    return advert.incarnation, advert.version
 
 
 def _lost(_name: str) -> None:

@@ -31,7 +31,7 @@ class Bounds:
 
 BOUNDS: Final = {
     Channel.CONTROL: Bounds(
-        limits.CONTROL_QUEUE_MESSAGES, limits.HEADER_BYTES, limits.CONTROL_PING_MS, limits.CONTROL_DEAD_MS
+        limits.CONTROL_QUEUE_MESSAGES, limits.CONTROL_BYTES, limits.CONTROL_PING_MS, limits.CONTROL_DEAD_MS
     ),
     Channel.DATA: Bounds(
         limits.DATA_QUEUE_MESSAGES, limits.BODY_BYTES, limits.BODY_PING_MS, limits.BODY_DEAD_MS
@@ -94,8 +94,8 @@ def _set_common(socket: Socket, channel: Channel) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.HANDSHAKE_IVL, limits.HANDSHAKE_MS)
-    # libzmq counts the timeout from the first ping that nothing came after (zmq_setsockopt(3)), and that ping is up to
-    # one interval later than the last sign of life. Both ends ping, so neither has to tell the other its patience (TTL).
+    # libzmq counts the timeout from the first ping that nothing came after (zmq_setsockopt(3)), and that ping is up
+    # to one interval later than the last sign of life. Both ends ping: neither needs the other's patience (TTL).
     bounds = BOUNDS[channel]
     socket.setsockopt(zmq.HEARTBEAT_IVL, bounds.ping_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, bounds.dead_ms - bounds.ping_ms)
