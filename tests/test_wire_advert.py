@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import msgpack
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from wire_samples import ADVERT, ANN, BARE_ADVERT, BARE_PLAN, BOB, EVA, MODEL, PLAN, VECTORS
 
@@ -59,6 +59,10 @@ MODELS = st.binary(min_size=32, max_size=32).map(lambda raw: ModelId(raw.hex()))
 NAMES = st.text().map(lambda text: printable(text, NAME_CHARS))
 U32 = st.integers(0, 2**32 - 1)
 U63 = st.integers(0, 2**63 - 1)
+TREES = st.recursive(
+    st.none() | st.booleans() | U63 | st.binary(max_size=40) | st.text(max_size=9) | st.floats(),
+    lambda inner: st.lists(inner, max_size=5),
+)
 DEVICES = st.text().map(lambda text: printable(text, DEVICE_CHARS))
 PRECISIONS = st.sampled_from(Precision)
 
@@ -213,6 +217,40 @@ def test_every_byte_of_a_plan_changed_is_refused_or_canonical() -> None:
             except WireError:
                 continue
             assert encode_plan(plan) == altered
+
+
+@given(st.integers(0, 24), st.integers(0, 3), TREES)
+@settings(max_examples=300)
+def test_a_field_of_an_advert_replaced_is_refused_or_canonical(at: int, inner: int, value: object) -> None:
+    fields = msgpack.unpackb(encode_advert(ADVERT))
+    if at == 23:
+        fields[23][0][inner] = value
+    else:
+        fields[at] = value
+    data = packed(fields)
+    try:
+        advert = decode_advert(data)
+    except WireError:
+        return
+    assert encode_advert(advert) == data
+
+
+@given(st.integers(0, 8), st.integers(0, 1), st.integers(0, 5), TREES, st.booleans())
+@settings(max_examples=300)
+def test_a_field_of_a_plan_replaced_is_refused_or_canonical(
+    at: int, row: int, inner: int, value: object, deep: bool
+) -> None:
+    fields = msgpack.unpackb(encode_plan(PLAN))
+    if deep and at in {4, 5, 6}:
+        fields[at][row][inner : inner + 1] = [value]
+    else:
+        fields[at] = value
+    data = packed(fields)
+    try:
+        plan = decode_plan(data)
+    except WireError:
+        return
+    assert encode_plan(plan) == data
 
 
 def test_a_longer_spelling_of_the_same_advert_is_refused() -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 import msgpack
 
 from meshinfer.errors import WireError
-from meshinfer.limits import ADDRESS_CHARS, ADDRESSES
+from meshinfer.limits import ADDRESS_CHARS, ADDRESSES, ADDRESSES_READ
 from meshinfer.text import is_printable
 from meshinfer.values import ModelId, PeerId, Ports
 
@@ -157,6 +158,7 @@ def announced(hosts: Sequence[str]) -> tuple[str, ...]:
     return tuple(filter(reachable, hosts))[:ADDRESSES]
 
 
+@lru_cache(maxsize=ADDRESSES_READ)
 def reachable(address: str) -> bool:
     """Whether another PC could use it: numeric, in canonical form, one host, no scope of this PC's."""
     try:
