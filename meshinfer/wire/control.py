@@ -8,7 +8,6 @@ is one; each `parse_` takes the whole header.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from struct import Struct
 from typing import Final
 
@@ -22,7 +21,18 @@ from meshinfer.limits import (
     SUMMARY_MARKS,
 )
 from meshinfer.values import Mark, PeerId
-from meshinfer.wire.fields import SIGNATURE_BYTES, U63, array, blob, boolean, integer, pack, raw, record
+from meshinfer.wire.fields import (
+    SIGNATURE_BYTES,
+    U63,
+    array,
+    ascending,
+    blob,
+    boolean,
+    integer,
+    pack,
+    raw,
+    record,
+)
 from meshinfer.wire.messages import Adverts, Heartbeat, Ping, Pong, SignedAdvert, Summary
 
 Fields = tuple[object, ...]
@@ -103,7 +113,7 @@ def parse_summary(header: Fields, body: bytes | memoryview) -> Summary:
     if len(body) > SUMMARY_MARKS * _MARK.size or len(body) % _MARK.size:
         raise WireError("size", f"a summary has over {SUMMARY_MARKS} marks, or its last one is cut short")
     found = list(_MARK.iter_unpack(body))
-    if any(one[0] >= other[0] for one, other in pairwise(found)):
+    if not ascending([peer for peer, _, _ in found]):
         raise WireError("field", "marks are not in order of peer id, or one is there twice")
     if any(incarnation > U63 or version > U63 for _, incarnation, version in found):
         raise WireError("field", "a mark's number is beyond 63 bits")
