@@ -6,10 +6,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from meshinfer import __version__
+from meshinfer.agent.owner import Loaded
+from meshinfer.agent.report_plan import fetching
+from meshinfer.engine.speed import Speed
 from meshinfer.limits import MIB
 from meshinfer.mesh.plan import plan_id
 from meshinfer.net.loop import monotonic
-from meshinfer.values import Advert, Plan
+from meshinfer.values import Advert, PeerId, Standing
 
 if TYPE_CHECKING:
     from meshinfer.agent.agent import Agent
@@ -19,12 +22,12 @@ def mib(size_bytes: int) -> str:
     return f"{-(-size_bytes // MIB):,} MiB"
 
 
+# ── this PC ─────────────────────────────────────────────────────────────────────────────────────────────────
 def status(agent: Agent) -> dict[str, Any]:
     reason = agent.why_not_ready()
-    ownership = agent.ownership
-    plan = ownership.plan
-    facts = None if plan is None else ownership.facts(plan.model)
-    standing = ownership.standing
+    plan = agent.mesh.plan
+    model = None if plan is None else plan.model
+    facts = next((one for one in agent.library.facts() if one.model == model), None)
     return {
         "peer": agent.me,
         "name": agent.config.name,
@@ -35,27 +38,16 @@ def status(agent: Agent) -> dict[str, Any]:
         "reason": reason,
         "mesh": agent.membership.mesh if agent.membership is not None else None,
         "model": None if facts is None else {"id": facts.model, "name": facts.name, "layers": facts.layers},
-        "spans": [
-            {
-                "first": serving.span.first,
-                "last": serving.span.last,
-                "device": serving.shard.device,
-                "kv_blocks": serving.shard.blocks_total,
-                "kv_blocks_free": serving.shard.blocks_free,
-            }
-            for serving in agent.owner.serving
-        ],
-        "readiness": None if standing is None else standing.readiness.value,
-        "fetching": {
-            what: {"done_bytes": done, "total_bytes": total} for what, (done, total) in agent.progress.items()
-        },
+        "spans": [_loaded(agent, loaded) for loaded in agent.owner.loaded],
+        "standings": [_standing(standing) for standing in agent.mesh.standings],
+        "fetching": fetching(agent),
         "answers": agent.asker.under_way,
         "device": agent.device.name,
         "precision": agent.config.engine.precision.value,
         "memory_bytes": agent.config.sharing.memory_bytes,
         "door": agent.network.ports.door if agent.network is not None else None,
         "addresses": list(agent.network.addresses()) if agent.network is not None else [],
-        "peers": len(ownership.view.peers(monotonic())) - 1,
+        "peers": len(agent.mesh.view.present) - 1,
         "problems": [
             *(agent.network.problems() if agent.network is not None else []),
             *agent.library.problems(),
@@ -64,16 +56,44 @@ def status(agent: Agent) -> dict[str, Any]:
     }
 
 
+def _loaded(agent: Agent, loaded: Loaded) -> dict[str, Any]:
+    observed = agent.owner.observed(loaded.key)
+    return {
+        "first": loaded.key.span.first,
+        "last": loaded.key.span.last,
+        "model": loaded.key.model,
+        "device": loaded.key.device,
+        "kv_blocks": loaded.shard.blocks_total,
+        "kv_blocks_free": loaded.shard.blocks_free,
+        "speed": _speed(loaded.speed),
+        "observed": None if observed is None else _speed(observed),
+    }
+
+
+def _speed(speed: Speed) -> dict[str, int | None]:
+    """Microseconds for one average layer and one token; None where there was no such step."""
+    return {"decode_us": speed.decode_us or None, "prefill_us": speed.prefill_us or None}
+
+
+def _standing(standing: Standing) -> dict[str, Any]:
+    return {
+        "plan": plan_id(standing.plan),
+        "readiness": standing.readiness.value,
+        "detail": standing.detail or None,
+        "spans": [{"first": span.first, "last": span.last} for span in standing.spans],
+    }
+
+
+# ── the others ──────────────────────────────────────────────────────────────────────────────────────────────
 def peers(agent: Agent) -> list[dict[str, Any]]:
+    """Everybody who is reachable, and what this PC knows of its own links to them."""
+    links = _links(agent.mesh.own)
     now = monotonic()
-    return [_peer(agent, advert, now) for advert in agent.ownership.view.peers(now)]
+    return [_peer(agent, advert, links.get(advert.peer), now) for advert in agent.mesh.view.present]
 
 
-def _peer(agent: Agent, advert: Advert, now: float) -> dict[str, Any]:
-    view = agent.ownership.view
-    heard_s = view.heard_s(advert.peer, now)
-    standing = advert.standing
-    spans = [] if standing is None else [a for a in standing.plan.assignments if a.peer == advert.peer]
+def _peer(agent: Agent, advert: Advert, link: dict[str, Any] | None, now: float) -> dict[str, Any]:
+    heard_s = agent.mesh.view.heard_s(advert.peer, now)
     return {
         "peer": advert.peer,
         "name": advert.name,
@@ -82,54 +102,45 @@ def _peer(agent: Agent, advert: Advert, now: float) -> dict[str, Any]:
         "device": advert.device,
         "precision": advert.precision.value,
         "memory_bytes": advert.capacity_bytes,
+        "decode_us": advert.decode_us or None,
+        "prefill_us": advert.prefill_us or None,
         "heard_s": None if heard_s is None else round(heard_s, 2),
-        "spans": [{"first": a.span.first, "last": a.span.last, "device": a.device} for a in spans],
-        "readiness": None if standing is None else standing.readiness.value,
+        "link": link,
+        "spans": _spans(advert),
+        "standings": [_standing(standing) for standing in advert.standings],
         "program": advert.program,
         "models": [holding.name for holding in advert.holdings],
     }
 
 
-def plan(agent: Agent) -> dict[str, Any]:
-    ownership = agent.ownership
-    current = ownership.plan
-    if current is None:
-        names = {advert.peer: advert.name for advert in ownership.view.peers(monotonic())}
-        shortfall = ownership.shortfall
-        available = () if shortfall is None else shortfall.available
-        return {
-            "plan": None,
-            "reason": ownership.reason,
-            "needed_bytes": None if shortfall is None else shortfall.needed_bytes,
-            "by_peer": [
-                {"peer": peer, "name": names.get(peer, peer[:8]), "available_bytes": size}
-                for peer, size in available
-            ],
+def _links(own: Advert) -> dict[PeerId, dict[str, Any]]:
+    """By peer; a link may be up and yet no route use it, because it failed lately."""
+    links: dict[PeerId, dict[str, Any]] = {
+        link.peer: {
+            "up": True,
+            "broken": False,
+            "round_trip_us": link.round_trip_us or None,
+            "kbit_s": link.kbit_s or None,
         }
-    facts = ownership.facts(current.model)
-    return {
-        "plan": plan_id(current),
-        "usable": ownership.usable,
-        "reason": None if ownership.usable else ownership.reason,
-        "model": current.model,
-        "model_name": facts.name if facts is not None else current.model[:12],
-        "layers": current.layers,
-        "predicted_us": current.predicted_us,
-        "owners": [_owner(agent, current, index) for index in range(len(current.assignments))],
+        for link in own.links
     }
+    for peer in own.broken:
+        down = {"up": False, "round_trip_us": None, "kbit_s": None}
+        links[peer] = {**links.get(peer, down), "broken": True}
+    return links
 
 
-def _owner(agent: Agent, current: Plan, index: int) -> dict[str, Any]:
-    assignment = current.assignments[index]
-    advert = agent.ownership.view.get(assignment.peer)
-    standing = advert.standing if advert is not None else None
-    holds = standing is not None and standing.plan == current
-    return {
-        "peer": assignment.peer,
-        "name": agent.name_of(assignment.peer),
-        "span": {"first": assignment.span.first, "last": assignment.span.last},
-        "device": assignment.device,
-        "pool_tokens": assignment.pool_tokens,
-        "precision": current.inputs[index].precision.value,
-        "readiness": standing.readiness.value if holds and standing is not None else None,
-    }
+def _spans(advert: Advert) -> list[dict[str, Any]]:
+    """What a peer runs or stands by with, under whatever plans, each once and in order of layers."""
+    found: dict[tuple[int, int, str, str], bool] = {}
+    for standing in advert.standings:
+        plan = standing.plan
+        for role, given in (("owner", plan.assignments), ("standby", plan.standbys)):
+            for one in given:
+                if one.peer == advert.peer:
+                    key = (one.span.first, one.span.last, role, one.device)
+                    found[key] = found.get(key, False) or one.span in standing.spans
+    return [
+        {"first": first, "last": last, "role": role, "device": device, "ready": ready}
+        for (first, last, role, device), ready in sorted(found.items())
+    ]

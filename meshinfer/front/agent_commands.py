@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from meshinfer.errors import MeshinferError
-from meshinfer.front import render
+from meshinfer.front import render, tables
 from meshinfer.front.options import home_option, json_option, print_json
 
 STOP_TIMEOUT_S: Final = 30.0
@@ -157,20 +157,8 @@ def peers(home: Path, as_json: bool) -> None:
     if as_json:
         print_json(value)
         return
-    headers = ("name", "peer", "device", "memory", "layers", "heard s ago")
-    rows = [
-        (
-            _name(peer),
-            str(peer.get("peer", "-"))[:8],
-            peer.get("device", "-"),
-            render.amount(peer.get("memory_bytes")),
-            render.spans(peer.get("spans")),
-            "-" if peer.get("heard_s") is None else f"{peer['heard_s']:.1f}",
-        )
-        for peer in value["peers"]
-    ]
-    if rows:
-        click.echo(render.table(headers, rows))
+    if value["peers"]:
+        click.echo(tables.peers(value["peers"]))
     if all(peer.get("self") for peer in value["peers"]):
         click.echo("no other PC is reachable")
 
@@ -179,36 +167,9 @@ def peers(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def plan(home: Path, as_json: bool) -> None:
-    """Show which PC runs which layers."""
+    """Show which PC runs which layers, and what a token was predicted to take and takes."""
     value = _get(home, "/api/plan")
     if as_json:
         print_json(value)
-    elif value.get("plan"):
-        _show_plan(value)
     else:
-        click.echo(f"there is no plan: {render.safe(str(value.get('reason') or 'no model is known here'))}")
-        for shortage in value.get("by_peer") or ():
-            click.echo(f"  {render.safe(_name(shortage))}: {render.amount(shortage.get('available_bytes'))}")
-
-
-def _show_plan(plan: dict[str, Any]) -> None:
-    click.echo(f"plan {str(plan['plan'])[:12]} for {render.safe(str(plan.get('model_name')))}")
-    rows = [
-        (
-            _name(owner),
-            render.span(owner.get("span")),
-            owner.get("device", "-"),
-            owner.get("pool_tokens", "-"),
-            owner.get("readiness") or "-",
-        )
-        for owner in plan.get("owners", ())
-    ]
-    click.echo(render.table(("peer", "layers", "device", "KV tokens", "state"), rows))
-    if plan.get("reason"):
-        click.echo(render.safe(str(plan["reason"])))
-    if plan.get("predicted_us"):
-        click.echo(f"predicted: {plan['predicted_us'] / 1000:.1f} ms a token")
-
-
-def _name(peer: dict[str, Any]) -> str:
-    return str(peer.get("name") or str(peer.get("peer"))[:8]) + (" (here)" if peer.get("self") else "")
+        click.echo("\n".join(tables.plan(value)))

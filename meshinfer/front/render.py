@@ -30,7 +30,7 @@ def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> s
 
 
 def _is_figure(cell: str) -> bool:
-    return cell == "-" or (cell[:1].isdigit() and not any(letter.isalpha() for letter in cell))
+    return cell in ("", "-") or (cell[:1].isdigit() and not any(letter.isalpha() for letter in cell))
 
 
 def _width(text: str) -> int:
