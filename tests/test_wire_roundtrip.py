@@ -111,7 +111,9 @@ def results(draw: st.DrawFn) -> Result:
 def blobs(draw: st.DrawFn) -> Blob:
     body = draw(st.binary(max_size=99))
     offset = draw(st.integers(0, 2**62))
-    return Blob(draw(U63), draw(DIGESTS), offset, offset + len(body) + draw(st.integers(0, 2**62)), body)
+    return Blob(
+        draw(U63), draw(DIGESTS), offset, offset + len(body) + draw(st.integers(0, 2**62 - 100)), body
+    )
 
 
 REASONS = st.text().map(lambda text: printable(text, DETAIL_CHARS))
