@@ -87,7 +87,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
 # ── the others ──────────────────────────────────────────────────────────────────────────────────────────────
 def peers(agent: Agent) -> list[dict[str, Any]]:
     """Everybody who is reachable, and what this PC knows of its own links to them."""
-    links = _links(agent.mesh.own)
+    links = links_of(agent.mesh.own)
     now = monotonic()
     return [_peer(agent, advert, links.get(advert.peer), now) for advert in agent.mesh.view.present]
 
@@ -106,14 +106,14 @@ def _peer(agent: Agent, advert: Advert, link: dict[str, Any] | None, now: float)
         "prefill_us": advert.prefill_us or None,
         "heard_s": None if heard_s is None else round(heard_s, 2),
         "link": link,
-        "spans": _spans(advert),
+        "spans": spans_of(advert),
         "standings": [_standing(standing) for standing in advert.standings],
         "program": advert.program,
         "models": [holding.name for holding in advert.holdings],
     }
 
 
-def _links(own: Advert) -> dict[PeerId, dict[str, Any]]:
+def links_of(own: Advert) -> dict[PeerId, dict[str, Any]]:
     """By peer; a link may be up and yet no route use it, because it failed lately."""
     links: dict[PeerId, dict[str, Any]] = {
         link.peer: {
@@ -130,7 +130,7 @@ def _links(own: Advert) -> dict[PeerId, dict[str, Any]]:
     return links
 
 
-def _spans(advert: Advert) -> list[dict[str, Any]]:
+def spans_of(advert: Advert) -> list[dict[str, Any]]:
     """What a peer runs or stands by with, under whatever plans, each once and in order of layers."""
     found: dict[tuple[int, int, str, str], bool] = {}
     for standing in advert.standings:

@@ -152,7 +152,7 @@ def _status_rows(status: dict[str, Any]) -> Iterator[tuple[str, str]]:
 @home_option
 @json_option
 def peers(home: Path, as_json: bool) -> None:
-    """List the PCs of the mesh that are reachable now."""
+    """List the PCs of the mesh that are reachable now, and how this PC's links to them are."""
     value = _get(home, "/api/peers")
     if as_json:
         print_json(value)
