@@ -36,7 +36,17 @@ class SmallAgent:
         return {
             "name": "büro",
             "ready": self.ready,
-            "spans": [{"first": 0, "last": 15}],
+            "spans": [
+                {
+                    "first": 0,
+                    "last": 15,
+                    "speed": {"decode_us": 310, "prefill_us": 40},
+                    "observed": {"decode_us": 450, "prefill_us": None},
+                }
+            ],
+            "standings": [
+                {"plan": "f" * 64, "readiness": "failed", "detail": "the disk is full", "spans": []}
+            ],
             "model": {"id": "c" * 64, "name": "smollm2", "layers": 30},
             "door": 29470,
             "addresses": ["10.0.0.5", "fd00::5"],

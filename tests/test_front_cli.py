@@ -310,10 +310,13 @@ def test_ctrl_c_ends_the_answer(running: Running) -> None:
 
 
 def test_status_for_people_and_programs(running: Running) -> None:
-    assert json.loads(run(running.home, "status", "--json").stdout)["spans"] == [{"first": 0, "last": 15}]
+    (loaded,) = json.loads(run(running.home, "status", "--json").stdout)["spans"]
+    assert (loaded["first"], loaded["last"]) == (0, 15)
     shown = run(running.home, "status").stdout
     assert "büro" in shown
     assert "0-14" in shown
+    assert "layers 0-14: 310 µs (lately 450) a token, 40 µs one of a prompt" in shown
+    assert "plan       ffffffffffff failed: the disk is full" in shown
     assert json.loads(run(running.home, "peers", "--json").stdout) == {"peers": []}
     assert "no plan: no model" in run(running.home, "plan").stdout
 

@@ -140,12 +140,29 @@ def _status_rows(status: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "model", f"{status['model'].get('name')} ({status['model'].get('layers')} layers)"
     if status.get("spans"):
         yield "layers", render.spans(status["spans"])
+    for loaded in status.get("spans") or ():
+        if loaded.get("speed"):
+            yield "speed", _speed(loaded)
+    for standing in status.get("standings") or ():
+        why = f": {standing['detail']}" if standing.get("detail") else ""
+        yield "plan", f"{str(standing.get('plan'))[:12]} {standing.get('readiness')}{why}"
     for what, size in (status.get("fetching") or {}).items():
         done, total = render.amount(size.get("done_bytes")), render.amount(size.get("total_bytes"))
         yield "fetching", f"{what}: {done} of {total}"
     for problem in status.get("problems") or ():
         yield "problem", str(problem)
     yield "ready", "yes" if status.get("ready") else f"no: {status.get('reason') or 'no reason is known'}"
+
+
+def _speed(loaded: dict[str, Any]) -> str:
+    """For one layer and token; what real steps took lately stands behind what was measured at loading."""
+    measured, lately = loaded["speed"], loaded.get("observed") or {}
+
+    def both(figure: str) -> str:
+        now = lately.get(figure)
+        return f"{measured.get(figure)} µs" + ("" if now is None else f" (lately {now})")
+
+    return f"layers {render.span(loaded)}: {both('decode_us')} a token, {both('prefill_us')} one of a prompt"
 
 
 @click.command()
