@@ -1,0 +1,145 @@
+"""One run: an office, a while of faults, and then the time until the mesh has come to rest."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from simulation import figures, population
+from simulation.faults import Faults
+from simulation.figures import Figures
+from simulation.goal import unrest
+from simulation.profiles import PROFILES, varied
+from simulation.world import World
+
+REST_S = 3.0
+"""The mesh has come to rest if it looks so, and still does after this."""
+
+WITHIN_S = 240.0
+"""By then after the last fault it must have: those who waited in vain or could not load are tried again after
+30 s, then 60 s, and then the plan must be made and loaded."""
+
+LOOK_S = 0.25
+LOOK_AT_MANY_S = 1.0
+MANY = 100
+"""How often it is looked at; looking at many takes long."""
+
+Progress = Callable[[float, float], None]
+"""Called with virtual seconds done, and all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`seconds` is how long faults go on; None for as long as the profile says."""
+
+    seed: int
+    agents: int
+    faults: str
+    seconds: float | None = None
+
+    @property
+    def command(self) -> str:
+        """What runs it again."""
+        command = (
+            f"python scripts/simulate.py --seed {self.seed} --agents {self.agents} --faults {self.faults}"
+        )
+        return command if self.seconds is None else f"{command} --seconds {self.seconds:g}"
+
+
+def run(task: Task, progress: Progress = lambda done, total: None, *, strict: bool = False) -> Figures:
+    """Everything follows from the task. With `strict` the first violation is raised."""
+    return Run(task, progress, strict=strict).to_its_end()
+
+
+class Run:
+    """`world` may be looked at, and changed, before `to_its_end` and after."""
+
+    def __init__(
+        self, task: Task, progress: Progress = lambda done, total: None, *, strict: bool = False
+    ) -> None:
+        self.task = task
+        self._progress = progress
+        random = Random(f"{task.seed}/{task.agents}/{task.faults}")
+        self.profile = varied(PROFILES[task.faults], random)
+        self.seconds = self.profile.seconds if task.seconds is None else task.seconds
+        multicast = random.random() >= self.profile.contacts_only
+        pcs = population.office(random, task.agents, defects=self.profile.defects, multicast=multicast)
+        self.world = World(task.seed, pcs, latency_s=self.profile.latency_s, strict=strict)
+        self._start_agents(random)
+        self.rest_at: float | None = None
+        """Since when the mesh is at rest."""
+        self.reason: str | None = "it was not looked at"
+        """Why it is not."""
+
+    def _start_agents(self, random: Random) -> None:
+        world, within_s = self.world, self.profile.start_within_s
+        self._started_at = world.clock.now
+        for pc in world.pcs:
+            at = world.clock.now + random.uniform(0.0, within_s)
+            if self.profile.every_s > 0 and random.random() < 0.2:
+                at = world.clock.now + random.uniform(0.0, max(within_s, 0.8 * self.seconds))
+            self._started_at = max(self._started_at, at)
+            world.clock.at(at, world.start, pc)
+
+    def to_its_end(self) -> Figures:
+        clock = self.world.clock
+        began, began_cpu = time.perf_counter(), time.process_time()
+        faults = Faults(self.world, self.profile, clock.now + self.seconds)
+        faults.begin()
+        with tuned():
+            end = clock.now + self.seconds
+            if self.profile.every_s > 0:
+                self._run(end, look=False)
+                self._settle(faults.last_at + WITHIN_S)
+            else:
+                faults.last_at = self._started_at
+                self._run(end, look=True)
+        real_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
+        return figures.collect(self, faults, real_s, cpu_s)
+
+    def _run(self, end: float, *, look: bool) -> None:
+        clock = self.world.clock
+        begin = clock.now
+        while clock.now < end:
+            clock.run(min(end, clock.now + self._look_s))
+            self._progress(clock.now - begin, end - begin)
+            if look and clock.now > self._started_at:
+                self.look()
+
+    def _settle(self, latest: float) -> None:
+        clock = self.world.clock
+        while clock.now < latest:
+            self.look()
+            if self.rest_at is not None and clock.now >= self.rest_at + REST_S:
+                return
+            clock.run(clock.now + self._look_s)
+            self._progress(self.seconds, self.seconds)
+
+    def look(self) -> None:
+        """Note whether the mesh is at rest now."""
+        self.reason = unrest(self.world)
+        if self.reason is not None:
+            self.rest_at = None
+        elif self.rest_at is None:
+            self.rest_at = self.world.clock.now
+
+    @property
+    def _look_s(self) -> float:
+        return LOOK_S if len(self.world.pcs) < MANY else LOOK_AT_MANY_S
+
+
+class tuned:  # noqa: N801 - used like a function
+    """The collector looks rarely: nearly all that a run makes is freed by counting."""
+
+    def __enter__(self) -> None:
+        self._before = gc.get_threshold()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(200_000, 50, 1000)
+
+    def __exit__(self, *_: object) -> None:
+        gc.set_threshold(*self._before)
+        gc.unfreeze()
