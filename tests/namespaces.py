@@ -118,6 +118,15 @@ class Host:
             namespace=self.namespace,
         )
 
+    def linked_to(self) -> set[str]:
+        """Addresses at the far ends of the TCP connections that stand."""
+        words = ["ss", "-HtnN", self.namespace, "state", "established"]
+        rows = subprocess.run(
+            words, capture_output=True, text=True, check=True, timeout=30
+        ).stdout.splitlines()
+        ends = (row.split()[3].rpartition(":")[0].strip("[]").removeprefix("::ffff:") for row in rows)
+        return {end for end in ends if not end.startswith("127.")}
+
     def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
         """A process here. `ip netns exec` becomes what it starts: the number is the process's own."""
         return subprocess.Popen(["ip", "netns", "exec", self.namespace, *words], **options)

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 import pytest
 from mesh_processes import Running, wait_until
 from namespaces import DOCKER_ADDRESS, NAMESPACES, Host, Lan, Resident, lan, refusal, residents
@@ -240,9 +239,7 @@ def test_an_address_that_every_pc_has_leads_nobody_astray(five: Five) -> None:
     assert all(DOCKER_ADDRESS in row["addresses"] for row in rows), "the danger was there"
     for agent in five.all:
         others = {host.address for name, host in five.network.hosts.items() if name != agent.name}
-        connections = psutil.Process(agent.pid).net_connections("tcp4")
-        linked = {to.raddr.ip for to in connections if to.status == psutil.CONN_ESTABLISHED and to.raddr}
-        assert linked - {"127.0.0.1"} == others
+        assert agent.host.linked_to() == others
 
 
 def test_one_that_is_killed_is_replaced(five: Five, unsplit: UnsplitModel) -> None:
