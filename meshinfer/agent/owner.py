@@ -52,6 +52,16 @@ class Loaded:
     stepped: dict[_Sequence, PlanId] = field(default_factory=dict)
     """Sequences that may have KV here, each with the plan under which it was stepped last."""
 
+    def held_under(self, plan: PlanId) -> list[_Sequence]:
+        """Sequences that have KV here and were stepped under the plan last."""
+        held = set(self.shard.sequences)
+        return [sequence for sequence, last in self.stepped.items() if last == plan and sequence in held]
+
+    def forget_gone(self) -> None:
+        """Those whose KV was freed without their asker's word: their lease ran out, or a step broke them."""
+        held = set(self.shard.sequences)
+        self.stepped = {sequence: plan for sequence, plan in self.stepped.items() if sequence in held}
+
 
 @dataclass(slots=True, eq=False)
 class _Served:
@@ -179,9 +189,7 @@ class Owner:
             return True
         if served.under_way or self._loop.time() - served.stepped_at < PLAN_IDLE_S:
             return False
-        for loaded in served.shards.values():
-            _forget_gone(loaded)
-        return all(plan not in loaded.stepped.values() for loaded in served.shards.values())
+        return not any(loaded.held_under(plan) for loaded in served.shards.values())
 
     # ── messages ────────────────────────────────────────────────────────────────────────────────────────────
     def step(self, sender: PeerId, step: Step) -> None:
@@ -210,10 +218,10 @@ class Owner:
 
         served.stepped_at = self._loop.time()
         served.under_way += 1
+        if len(loaded.stepped) > 2 * loaded.shard.blocks_total:  # each that has KV has a block at least
+            loaded.forget_gone()
         for entry in step.entries:
             loaded.stepped[step.asker, entry.sequence] = step.plan
-        if len(loaded.stepped) > 2 * loaded.shard.blocks_total:  # each that has KV has a block at least
-            _forget_gone(loaded)
         try:
             self._runner.submit(loaded.shard, Work(step.asker, chunks, done))
         except StepError as error:
@@ -299,13 +307,6 @@ def _chunks(step: Step) -> list[Chunk]:
         chunks.append(Chunk((step.asker, entry.sequence), entry.position, rows[begin:end], want))
         begin = end
     return chunks
-
-
-def _forget_gone(loaded: Loaded) -> None:
-    """Sequences whose KV was freed here without their asker's word: their lease ran out, or a step broke them."""
-    held = set(loaded.shard.sequences)
-    for sequence in [one for one in loaded.stepped if one not in held]:
-        del loaded.stepped[sequence]
 
 
 def _work(files: ModelFiles, shard: ShardKey) -> float:
