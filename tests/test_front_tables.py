@@ -125,6 +125,11 @@ def test_the_whole_mesh_s_plans_are_listed_shortly() -> None:
     assert max(map(len, text.splitlines())) < 160
 
 
+def test_a_plan_that_is_on_its_way_tells_how_far_it_is() -> None:
+    owners = [holder("a", 0, 3), holder("b", 3, 6, readiness="loading")]
+    assert "1 of 2 ready" in shown(whole_plan(plans=[{**brief(2), "usable": False, "owners": owners}]))
+
+
 def test_links_are_shown_with_what_was_measured() -> None:
     text = tables.peers(
         [

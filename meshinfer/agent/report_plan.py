@@ -47,8 +47,13 @@ class _Plans:
         return {
             **(self._none() if current is None else self._current(current)),
             "fetching": fetching(self._agent),
-            "plans": [self._brief(each) for each in self._mesh.plans()],
+            "plans": [self._brief(each) for each in self._plans()],
         }
+
+    def _plans(self) -> list[Plan]:
+        """All that are held, and those that this PC stands by though others do not yet."""
+        own = [standing.plan for standing in self._mesh.standings]
+        return list(dict.fromkeys([*self._mesh.plans(), *own]))
 
     def _none(self) -> dict[str, Any]:
         shortfall = self._mesh.shortfall
@@ -94,8 +99,8 @@ class _Plans:
     def _brief(self, one: Plan) -> dict[str, Any]:
         return {
             **self._plan(one),
-            "owners": [self._named(owner) for owner in one.assignments],
-            "standbys": [self._named(standby) for standby in one.standbys],
+            "owners": [self._stated(one, owner) for owner in one.assignments],
+            "standbys": [self._stated(one, standby) for standby in one.standbys],
         }
 
     def _plan(self, one: Plan) -> dict[str, Any]:
@@ -110,26 +115,27 @@ class _Plans:
             "stage_us": one.stage_us,
         }
 
-    def _named(self, one: Assignment) -> dict[str, Any]:
+    def _stated(self, plan: Plan, one: Assignment) -> dict[str, Any]:
+        """An owner or a standby, and how far it is with its layers."""
+        standing = standing_of(self._mesh.view.get(one.peer), plan)
         return {
             "peer": one.peer,
             "name": self._agent.name_of(one.peer),
             "self": one.peer == self._agent.me,
             "span": {"first": one.span.first, "last": one.span.last},
+            "readiness": readiness(standing, one.span),
+            "detail": None if standing is None else standing.detail or None,
         }
 
-    def _holder(self, current: Plan, one: Assignment) -> dict[str, Any]:
-        """An owner or a standby: what it is to have, and how far it is with it."""
-        standing = standing_of(self._mesh.view.get(one.peer), current)
-        facts = facts_of(current, one.peer)
+    def _holder(self, plan: Plan, one: Assignment) -> dict[str, Any]:
+        """The same, and what it is to have."""
+        facts = facts_of(plan, one.peer)
         here = one.peer == self._agent.me
         return {
-            **self._named(one),
+            **self._stated(plan, one),
             "device": one.device,
             "pool_tokens": one.pool_tokens,
             "precision": None if facts is None else facts.precision.value,
-            "readiness": readiness(standing, one.span),
-            "detail": None if standing is None else standing.detail or None,
             "loaded_percent": percent(self._agent.progress, one.span) if here else None,
         }
 

@@ -157,6 +157,11 @@ def _brief(plan: Mapping[str, Any]) -> Sequence[object]:
         plan.get("model_name", "-"),
         f"{named} and {more} more" if more > 0 else named,
         ", ".join(map(name, plan.get("standbys") or ())) or "-",
-        "usable" if plan.get("usable") else "not ready",
+        "usable" if plan.get("usable") else _ready(owners),
         _ms(plan.get("predicted_us")),
     )
+
+
+def _ready(owners: Sequence[Mapping[str, Any]]) -> str:
+    ready = sum(owner.get("readiness") == "ready" for owner in owners)
+    return f"{ready} of {len(owners)} ready"
