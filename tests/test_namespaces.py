@@ -3,66 +3,50 @@ right throughout. Each test prints how long things took (`pytest -rP` shows it).
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from mesh_processes import Running, wait_until
-from namespaces import DOCKER_ADDRESS, NAMESPACES, Host, Lan, Resident, lan, refusal, residents
-from test_whole_path import NEAR_TIE, Reference
+from mesh_processes import wait_until
+from namespaces import (
+    DOCKER_ADDRESS,
+    NAMESPACES,
+    PREFIX,
+    Host,
+    ip,
+    lan,
+    refusal,
+    remove,
+    residents,
+    sweep,
+)
+from office import (
+    ASKERS,
+    LEND,
+    NAMES,
+    SHARE,
+    Five,
+    UnderWay,
+    UnsplitModel,
+    agreed,
+    ask_and_check,
+    ready,
+    took,
+)
 
-from meshinfer.front import client
 from meshinfer.limits import SILENCE_S
-from meshinfer.model.store import find
 
 pytestmark = pytest.mark.mesh
-
-NAMES: Final = ("ann", "bob", "cyd", "dan", "eve")
-ASKERS: Final = ("ann", "dan")
-"""They have the whole model: each of two islands can go on. The others have nothing and lend."""
-
-SHARE: Final = ("--precision", "exact", "--split", "always", "--memory", "1 GiB", "--threads", "1")
-LEND: Final = (*SHARE, "--lend-only")
-
-SHORT: Final = ("What is the capital of France?", 16)
-LONG: Final = ("Write a short story about a lighthouse keeper.", 64)
-BEGUN: Final = 6
-"""Pieces of a long answer that have been read when something happens to the mesh."""
 
 AGREE_S: Final = 3.0
 RETURN_S: Final = 15.0
 """Until who is back takes part again: a place that was silent for long is knocked at every 10 s."""
-
-_POOL: Final = ThreadPoolExecutor(16)
-
-
-# ── what is right ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class UnsplitModel:
-    """Says what an answer has to be, as far as it goes."""
-
-    def __init__(self, store: Path) -> None:
-        self._reference = Reference(find(store, "smollm2"))
-        self._answers = {
-            question: self._reference.greedy(self._reference.prompt(question), tokens)
-            for question, tokens in (SHORT, LONG)
-        }
-
-    def check(self, question: str, said: str) -> None:
-        """Only where the two best logits lie closer than `NEAR_TIE` may an answer go another way."""
-        tokens, gaps = self._answers[question]
-        wanted = self._reference.tokenizer.decode(tokens)
-        if said != wanted:
-            tie = next((place for place, gap in enumerate(gaps) if gap < NEAR_TIE), None)
-            assert tie is not None, f"{question!r}:\n{said!r}\n{wanted!r}"
-            assert said.startswith(self._reference.tokenizer.decode(tokens[:tie]))
 
 
 @pytest.fixture(scope="module")
@@ -75,134 +59,6 @@ def network_allowed() -> None:
 @pytest.fixture(scope="module")
 def unsplit(network_allowed: None, smollm2: Path) -> UnsplitModel:
     return UnsplitModel(smollm2)
-
-
-class UnderWay:
-    """A long answer that somebody reads while something happens to the mesh."""
-
-    def __init__(self, agent: Resident) -> None:
-        self._agent = agent
-        self.pieces = 0
-        self._answer = _POOL.submit(self._read)
-        wait_until(f"{agent.name}'s answer has begun", self._begun, [agent])
-
-    def _begun(self) -> bool:
-        if self._answer.done():
-            self._answer.result()
-        return self.pieces >= BEGUN
-
-    def _read(self) -> str:
-        question, tokens = LONG
-        body = {
-            "messages": [{"role": "user", "content": question}],
-            "temperature": 0,
-            "max_tokens": tokens,
-            "ignore_eos": True,
-        }
-        said = ""
-        with self._agent.host.entered():
-            for event in client.need(self._agent.home).events(body):
-                said += event.get("text", "")
-                self.pieces += 1
-        return said
-
-    def check(self, unsplit: UnsplitModel) -> None:
-        """It was not there yet when it was disturbed, and went on to its end as if nothing had been."""
-        unsplit.check(LONG[0], self._answer.result(timeout=120))
-
-
-def ask_and_check(agent: Resident, unsplit: UnsplitModel) -> None:
-    question, tokens = SHORT
-    unsplit.check(question, agent.ask(question, max_tokens=tokens, ignore_eos=True)[0])
-
-
-# ── what a mesh has agreed ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def plans(agents: Iterable[Resident]) -> list[dict[str, Any]]:
-    """What each says, asked at the same moment: one after the other would add up on a busy PC."""
-
-    def plan(agent: Resident) -> dict[str, Any]:
-        try:
-            return agent.get("/api/plan")
-        except client.NotRunning as error:
-            return {"plan": None, "reason": str(error)}
-
-    return list(_POOL.map(plan, agents))
-
-
-def agreed(agents: Iterable[Resident]) -> bool:
-    """All know the same plan, its owners are just they, and each knows of each that it has accepted it."""
-    agents = list(agents)
-    names = {agent.name for agent in agents}
-    told = plans(agents)
-    return len({plan["plan"] for plan in told}) == 1 and all(
-        plan["plan"] is not None
-        and {owner["name"] for owner in plan["owners"]} == names
-        and all(owner["readiness"] not in (None, "failed") for owner in plan["owners"])
-        for plan in told
-    )
-
-
-def ready(agents: Iterable[Resident]) -> bool:
-    """They can serve it, and those among them who ask can be asked."""
-    agents = list(agents)
-    return (
-        agreed(agents)
-        and all(plan["usable"] for plan in plans(agents))
-        and all(agent.status()["ready"] for agent in agents if agent.name in ASKERS)
-    )
-
-
-def took(what: str, holds: Callable[[], object], agents: Iterable[Resident], since: float) -> float:
-    """Seconds from `since` until `holds`; printed."""
-    everybody: list[Running] = [*agents]
-    wait_until(what, holds, everybody)
-    seconds = time.monotonic() - since
-    print(f"{what}: {seconds:.2f} s")
-    return seconds
-
-
-# ── five at the same second ─────────────────────────────────────────────────────────────────────────────────────
-
-
-class Five:
-    """Five agents, each on a host of its own that runs docker too."""
-
-    def __init__(self, network: Lan, agents: dict[str, Resident]) -> None:
-        self.network = network
-        self.agents = agents
-        self.agreed_s = 0.0
-
-    def of(self, *names: str) -> list[Resident]:
-        return [self.agents[name] for name in names]
-
-    @property
-    def all(self) -> list[Resident]:
-        return self.of(*NAMES)
-
-    def come_up(self) -> None:
-        started_at = time.monotonic()
-        took(
-            "the last of five is up",
-            lambda: all(a.status().get("door") for a in self.all),
-            self.all,
-            started_at,
-        )
-        up_at = time.monotonic()
-        took("all know all", lambda: all(a.status()["peers"] == 4 for a in self.all), self.all, up_at)
-        self.agreed_s = took("five agree", lambda: agreed(self.all), self.all, up_at)
-        took("five are ready", lambda: ready(self.all), self.all, up_at)
-
-    def mend(self) -> None:
-        """Whatever a test before left behind."""
-        self.network.heal()
-        for name in NAMES:
-            self.network.hosts[name].interface_up()
-            if self.agents[name].process.poll() is not None:
-                self.agents[name] = self.agents[name].again()
-            self.agents[name].thaw()
-        wait_until("five are ready", lambda: ready(self.all), [*self.all])
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +154,7 @@ def test_an_interface_that_goes_down_comes_back(five: Five, unsplit: UnsplitMode
     without_s = took("four agree without it", lambda: agreed(rest), rest, down_at)
     answer.check(unsplit)
     ask_and_check(ann, unsplit)
-    wait_until("it says why it cannot", lambda: not bob.get("/api/plan").get("usable"), [bob])
+    wait_until("it has no plan", lambda: not bob.get("/api/plan")["usable"], [bob])
     assert bob.get("/api/plan")["reason"]
     up_at = time.monotonic()
     host.interface_up()
@@ -393,3 +249,17 @@ def test_a_network_is_gone_after_its_block_whatever_happened(network_allowed: No
     assert len(made) == 3
     assert not any(path.exists() for path in made)
     assert sleeper[0].wait(timeout=5) != 0
+
+
+def test_what_a_killed_test_left_is_swept_and_what_a_living_one_has_is_not(network_allowed: None) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead, alive = (f"{PREFIX}-{pid}-{os.getpid()}-ann" for pid in (ended.pid, os.getppid()))
+    try:
+        ip(f"netns add {dead}", f"netns add {alive}")
+        sweep()
+        assert not (NAMESPACES / dead).exists()
+        assert (NAMESPACES / alive).exists()
+    finally:
+        remove(dead)
+        remove(alive)
