@@ -64,6 +64,9 @@ PLAN_PEERS: Final = 96
 """Standbys of one plan (a peer counts once for each span that it stands by for), and peers that it names in all,
 `ROUTE_HOPS` owners among them. Worst case: 11 KiB, so that an advert with `STANDINGS` of them fits into a header."""
 
+STANDBYS_PER_SPAN: Final = 3
+"""Standbys that share one span: each further one is one more peer that must live for it to be covered."""
+
 PLAN_BYTES: Final = 32 * KIB
 """Where every device has the longest name. What is longer is no plan, and nothing of it is read."""
 
@@ -274,22 +277,35 @@ DOWN_GRACE_S: Final = 0.6
 comes within this."""
 
 GOSSIP_S: Final = 0.1
-"""In a large mesh news waits so long for more before it is passed on: a flood over four hops takes under half a second,
-and whatever came from two sides meanwhile is sent to neither."""
+"""News waits up to so long for more before it is passed on, another time at each agent: a flood over four hops takes a
+quarter of a second, and goes over each link once."""
 
 LINGER_S: Final = 30.0
 """A peer that is heard but needs not be watched any more is watched for so long still: its successor's link must stand
 first, and views that join at once must not fall apart again."""
 
+LINKS_LATER_S: Final = 2.0
+"""What changes nothing about who is present (one more link, a figure) is told this much later, with what else there is.
+Below `SILENCE_S`, so that nobody takes a neighbour that has stopped speaking to it for a bad link."""
+
+EDGES_AT_ONCE: Final = 3
+"""An agent with fewer edges tells at once of each that comes."""
+
 LINGERING: Final = 16
 """Peers watched in this way at most, as long as the mesh holds together without the others. Worst case: 32 heartbeats a
 second, for half a minute."""
+
+STRANGER_S: Final = 1.0
+"""Who is heard of but not present after this is worth a link. When many start at once, most are present by then."""
 
 SPEAKERS: Final = 8
 """Peers that are not present but speak to this agent, and are watched for it; each stays while it speaks."""
 
 ROUND_TRIP_WINDOW_S: Final = 30.0
 """A link's round trip is the least one measured in so long: what is above it was waiting."""
+
+ROUND_TRIP_SAMPLES: Final = 4
+"""Echoes before a first figure is told. It is looked at again twice in a window: each telling is a flood."""
 
 ROUND_TRIP_STEP_US: Final = 100
 """Differences below this are no news: two agents on one PC differ by as much from one moment to the next."""
@@ -459,6 +475,75 @@ SIGNED_ADVERTS: Final = ROSTER_MEMBERS
 """Adverts of others that are kept as they were signed, to be passed on: the newest of each author. About 2 KiB each;
 worst case `HEADER_BYTES` each, from members of the roster."""
 
+PROBE_FIRST_S: Final = 3.0
+PROBE_AGAIN_S: Final = 600.0
+PROBE_RETRY_S: Final = 30.0
+"""When a link is measured: three to six seconds after it came up, then every ten minutes, and soon again where nothing
+came of it. Three quarters of a MiB each time: with eight neighbours 80 kbit/s in the long run."""
+
+PROBE_TIMEOUT_S: Final = 5.0
+PROBE_SLOW_S: Final = 0.1
+"""A probe that takes longer is not repeated. One without an answer met a busy peer, or a link below 0.5 Mbit/s."""
+
 PROBES_PER_S: Final = 0.1
 PROBES_BURST: Final = 8.0
-"""Probes of one peer that are answered; an honest one sends three every ten minutes."""
+"""Probes of one peer that are answered; an honest one sends three at a time."""
+
+# ── agreement ───────────────────────────────────────────────────────────────────────────────────────────────
+SETTLE_S: Final = 1.0
+"""Plans are computed when what they depend on has been the same for so long: two heartbeats, so that ten agents that
+start at the same second make one plan and not ten."""
+
+SETTLE_AGAIN_S: Final = 0.3
+"""The same where plans have been held before, and between proposals that crossed each other: three times what news needs
+to reach everybody. A plan that broke is replaced in 3 s from the kill, detection (1.5 s) included."""
+
+SETTLE_MOST_S: Final = 5.0
+"""In a mesh that never rests for so long, plans are computed after this all the same."""
+
+ALONE_SETTLE_S: Final = 2.0
+"""An agent that has just started and hears nobody waits so long before it plans for itself alone: mDNS needs 1.2 s
+(measured), and loading a whole model to drop it a second later helps nobody."""
+
+ACCEPT_S: Final = 6.0
+"""Whoever has not accepted a plan that names them so long after another did, is doubted. An honest peer in the midst of
+changes takes `SETTLE_MOST_S`, and news a second."""
+
+DOUBT_S: Final = 30.0
+DOUBT_MOST_S: Final = 1800.0
+"""A doubt lasts so long, doubled each time, up to half an hour: each one costs the mesh `ACCEPT_S` of waiting."""
+
+KEEP_BROKEN_S: Final = 5.0
+"""A broken plan that nothing can take the place of is stood by for so long: its owner may only have been cut off for a
+moment, and then it goes on without a load."""
+
+FASTER_LASTS_S: Final = 60.0
+"""A working plan is replaced by a faster one when that has been possible for so long without a break: longer than a
+burst of somebody's own work on their PC."""
+
+STANDBY_LASTS_S: Final = 10.0
+"""The same for a standby that is missing: a peer that has been here for so long may stay."""
+
+RETIRE_S: Final = 60.0
+"""A plan that has been replaced is served for so long at most, while answers under it end; a longer one moves on to the
+new plan by replay."""
+
+BACKOFF_S: Final = 30.0
+BACKOFF_MOST_S: Final = 1800.0
+"""An owner that could not load sits out of its model's plans for so long, twice as long after each failure in a row, up
+to half an hour: a full disk is rarely emptied sooner, and each attempt may cost the mesh a working plan."""
+
+NEED_AGAIN_S: Final = 2.0
+"""A manifest that has not come is asked for again after so long: the peer that was asked may be gone."""
+
+LOOK_AROUND_S: Final = 0.5
+"""In a mesh of more than `ONE_CELL` peers, what happens outside an agent's own cell and plans is looked at so often."""
+
+ONE_CELL: Final = 32
+CELL_PEERS: Final = 16
+CELL_PLANS: Final = 3
+"""Up to `ONE_CELL` peers plan together. A larger mesh is cut into as many cells as leave each at least `CELL_PEERS` peers
+and memory for `CELL_PLANS` plans on average: enough to choose from, few enough that planning takes milliseconds."""
+
+SPREAD_PERCENT: Final = 150
+"""Askers are spread over all usable plans that take at most this share of the fastest one's time."""

@@ -14,9 +14,6 @@ from meshinfer.wire.plan import encode_plan
 KNOWN_PLANS = 4096
 """Plans whose id and soundness are remembered: four for each of 1,000 agents that one process simulates."""
 
-STANDBYS_PER_SPAN = 3
-"""A span's standbys share it in so many pieces at most: each further one is one more peer that must live."""
-
 
 @lru_cache(maxsize=KNOWN_PLANS)
 def plan_id(plan: Plan) -> PlanId:
@@ -122,8 +119,8 @@ def _flaw_of_standbys(plan: Plan) -> str | None:
             continue
         if not _tile((one.span for one in mine), owner.span):
             return f"its standbys for layers {owner.span} do not cover them in order"
-        if len(mine) > STANDBYS_PER_SPAN:
-            return f"it names {len(mine)} standbys for one span, and {STANDBYS_PER_SPAN} are possible"
+        if len(mine) > limits.STANDBYS_PER_SPAN:
+            return f"it names {len(mine)} standbys for one span, and {limits.STANDBYS_PER_SPAN} are possible"
         if len({owner.peer, *(one.peer for one in mine)}) <= len(mine):
             return f"layers {owner.span} have a standby that is their owner, or one twice"
     return "its standbys are not in order of layers" if left else None
