@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from meshinfer import limits
 from meshinfer.mesh.events import Effect, SendAdverts, SendSummary
-from meshinfer.mesh.rings import FEW
-from meshinfer.mesh.view import View, mark, newer
+from meshinfer.mesh.view import View, newer
 from meshinfer.values import Advert, Mark, PeerId
 from meshinfer.wire.messages import Summary
 
 _LOWEST: Final = PeerId("0" * 32)
 _HIGHEST: Final = PeerId("f" * 32)
 """A summary speaks of the ids from its first mark to its last. One with numbers 0 says that nothing is known there."""
+
+
+class Chance(Protocol):
+    """A `random.Random`."""
+
+    def random(self) -> float: ...
 
 
 class _Difference:
@@ -27,8 +32,9 @@ class _Difference:
 class Gossip:
     """What is to be told to whom. `flush_at` is when the news that waits goes out, None while there is none."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, random: Chance) -> None:
         self._view = view
+        self._random = random
         # Authors of news, and who needs not be told: whom it came from, and who sent the same meanwhile.
         self._news: dict[PeerId, set[PeerId]] = {}
         self._differences: dict[PeerId, _Difference] = {}
@@ -37,10 +43,11 @@ class Gossip:
 
     # ── news ────────────────────────────────────────────────────────────────────────────────────────────────
     def spread(self, advert: Advert, source: PeerId, now: float) -> None:
-        """Pass on what has just been learnt from a peer."""
+        """Pass on what has just been learnt from a peer. Each agent waits for another time: so over a link the news
+        goes one way only, from whoever is the first to pass it on."""
         self._news[advert.peer] = {source, advert.peer}
         if self.flush_at is None:
-            self.flush_at = now if len(self._view) <= FEW else now + limits.GOSSIP_S
+            self.flush_at = now + limits.GOSSIP_S * self._random.random()
 
     def seen(self, advert: Advert, source: PeerId) -> None:
         """A peer has sent what was known already: it needs not be told."""
@@ -87,12 +94,13 @@ class Gossip:
         is known of the absent is not offered, else two peers would remind each other of the dead for ever."""
         low, high = (summary.marks[0].peer, summary.marks[-1].peer) if summary.marks else (_LOWEST, _HIGHEST)
         theirs = {one.peer: one for one in summary.marks}
+        marks, known = self._view.marks, self._view.known
         lacking = [
-            advert
-            for author, advert in self._view.known.items()
-            if low <= author <= high and self._lacks(theirs.get(author), advert)
+            author
+            for author, one in marks.items()
+            if low <= author <= high and one != theirs.get(author) and self._lacks(theirs.get(author), one)
         ]
-        effects = _parcels((peer,), sorted(lacking, key=lambda advert: advert.peer))
+        effects = _parcels((peer,), [known[author] for author in sorted(lacking)])
         if summary.reply:
             effects.append(SendSummary(peer, self._summary(low, high, False)))
         return effects
@@ -101,12 +109,13 @@ class Gossip:
         self._differences.pop(peer, None)
         self._asked_up_to.pop(peer, None)
 
-    def _lacks(self, theirs: Mark | None, advert: Advert) -> bool:
-        return self._view.is_present(advert.peer) if theirs is None else newer(advert, theirs)
+    def _lacks(self, theirs: Mark | None, ours: Mark) -> bool:
+        return self._view.is_present(ours.peer) if theirs is None else newer(ours, theirs)
 
     def _summary(self, low: PeerId, high: PeerId, reply: bool) -> Summary:
-        marks = [mark(advert) for author, advert in self._view.known.items() if low <= author <= high]
-        ends = [Mark(end, 0, 0) for end in sorted({low, high}) if end not in self._view.known]
+        known = self._view.marks
+        marks = [one for author, one in known.items() if low <= author <= high]
+        ends = [Mark(end, 0, 0) for end in sorted({low, high}) if end not in known]
         ordered = sorted([*marks, *ends], key=lambda one: one.peer)
         return Summary(tuple(ordered[: limits.SUMMARY_MARKS]), reply)
 

@@ -40,10 +40,10 @@ class Hearing:
     for never."""
 
     __slots__ = (
-        "_bandwidth",
         "_best_us",
         "_best_us_before",
         "_echoed",
+        "_samples",
         "_told",
         "_turn_at",
         "count",
@@ -68,7 +68,7 @@ class Hearing:
         self._best_us = 0
         self._best_us_before = 0
         self._turn_at = now + limits.ROUND_TRIP_WINDOW_S / 2
-        self._bandwidth = 0
+        self._samples = 0
         self._told = LinkFacts(peer, 0, 0)
 
     def takes(self, beat: Heartbeat, beats: Beats, now: float) -> bool:
@@ -82,7 +82,7 @@ class Hearing:
             self._echoed = beat.echo
             since = beats.since(beat.echo, now)
             if since is not None:
-                self._measured(round(since * 1e6) - beat.echo_age_us, now)
+                self._measured(round(since * 1e6) - beat.echo_age_us)
         self.heard = self.heard or self.up
         return True
 
@@ -116,31 +116,39 @@ class Hearing:
         self.down_at += seconds
         self._turn_at += seconds
 
-    def former_life_over(self) -> None:
-        self.heard = False
-
-    def bandwidth(self, kbit_s: int) -> None:
-        self._bandwidth = min(max(kbit_s, 0), _U32)
-
-    def facts(self) -> LinkFacts:
-        """What the own advert says of this link: two digits, and another figure only where it differs by a quarter."""
-        found = [best for best in (self._best_us, self._best_us_before) if best]
-        best_us = min(found, default=0)
-        told = self._told
-        if _differs(best_us, told.round_trip_us, limits.ROUND_TRIP_STEP_US) or _differs(
-            self._bandwidth, told.kbit_s, 0
-        ):
-            self._told = LinkFacts(self.peer, coarse(best_us), coarse(self._bandwidth))
-        return self._told
-
-    def _measured(self, round_trip_us: int, now: float) -> None:
-        if round_trip_us < 0:
-            return
-        if now >= self._turn_at:
+    def review(self, now: float) -> bool:
+        """Whether there is another figure to tell: the first after a few echoes, then twice in a window, in two
+        digits, and only what differs by a quarter."""
+        if self._samples < limits.ROUND_TRIP_SAMPLES:
+            return False
+        turn = now >= self._turn_at
+        if self._told.round_trip_us and not turn:
+            return False
+        told, best_us = self._told, min(self._best_us or _U32, self._best_us_before or _U32)
+        if turn:
             self._best_us_before, self._best_us = self._best_us, 0
             self._turn_at = now + limits.ROUND_TRIP_WINDOW_S / 2
+        if best_us < _U32 and _differs(best_us, told.round_trip_us, limits.ROUND_TRIP_STEP_US):
+            self._told = LinkFacts(self.peer, coarse(best_us), told.kbit_s)
+        return self._told != told
+
+    def bandwidth(self, kbit_s: int) -> bool:
+        """Take a measurement; whether it is another figure to tell."""
+        told, figure = self._told, min(max(kbit_s, 0), _U32)
+        if _differs(figure, told.kbit_s, 0):
+            self._told = LinkFacts(self.peer, told.round_trip_us, coarse(figure))
+        return self._told != told
+
+    def facts(self) -> LinkFacts:
+        """What the own advert says of this link."""
+        return self._told
+
+    def _measured(self, round_trip_us: int) -> None:
+        if round_trip_us < 0:
+            return
         figure = min(max(round_trip_us, 1), _U32)
         self._best_us = min(self._best_us or figure, figure)
+        self._samples += 1
 
 
 def coarse(number: int) -> int:

@@ -6,8 +6,6 @@ The machine is pure: an event and the time go in, effects come out. The caller c
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from meshinfer import limits
 from meshinfer.mesh.events import (
     AdvertsHeard,
@@ -24,18 +22,12 @@ from meshinfer.mesh.events import (
     SummaryHeard,
     Watch,
 )
-from meshinfer.mesh.gossip import Gossip
+from meshinfer.mesh.gossip import Chance, Gossip
 from meshinfer.mesh.hearing import Beats, Hearing, Troubles
-from meshinfer.mesh.rings import Rings
+from meshinfer.mesh.rings import FEW, RINGS, Rings
 from meshinfer.mesh.view import View
 from meshinfer.values import Advert, LinkFacts, PeerId
 from meshinfer.wire.messages import Heartbeat
-
-
-class Chance(Protocol):
-    """A `random.Random`."""
-
-    def random(self) -> float: ...
 
 
 class Membership:
@@ -53,7 +45,7 @@ class Membership:
         self.links: tuple[LinkFacts, ...] = ()
         self._hearings: dict[PeerId, Hearing] = {}
         self.view = View(own, self._hearings)
-        self._gossip = Gossip(self.view)
+        self._gossip = Gossip(self.view, random)
         self._troubles = Troubles()
         self._beats = Beats()
         self._up: set[PeerId] = set()
@@ -62,12 +54,16 @@ class Membership:
         self._wanted: dict[PeerId, float] = {}
         self._speakers: dict[PeerId, float] = {}
         self._lingering: dict[PeerId, float] = {}
+        self._strangers: dict[PeerId, float] = {}
         self._now = now
         self._beat_at = now + limits.HEARTBEAT_S * random.random()
         self._grace_at: float | None = None
         self._outlived_at: float | None = None
         self._watch_changes = False
         self._links_change = False
+        self._links_urgent = False
+        self._links_untold = False
+        self._links_told_at = now
 
     @property
     def broken(self) -> tuple[PeerId, ...]:
@@ -133,8 +129,7 @@ class Membership:
             case LinkDown(peer):
                 self._link_down(peer, now)
             case BandwidthMeasured(peer, kbit_s) if peer in self._hearings:
-                self._hearings[peer].bandwidth(kbit_s)
-                self._links_change = True
+                self._links_untold |= self._hearings[peer].bandwidth(kbit_s)
             case Leave():
                 self.leaving = True
             case _:
@@ -181,10 +176,9 @@ class Membership:
         if hearing is None:
             return effects
         was_heard = hearing.heard
-        if hearing.takes(beat, self._beats, now):
+        if hearing.takes(beat, self._beats, now) and hearing.heard and not was_heard:
             self._links_change = True
-            if hearing.heard and not was_heard:
-                self._troubles.heard_again(peer, now)
+            self._troubles.heard_again(peer, now)
         return effects + (self._gossip.compare(peer, beat.digest) if hearing.up else [])
 
     @staticmethod
@@ -251,9 +245,11 @@ class Membership:
         self._beat_at = ahead if ahead > now else now + limits.HEARTBEAT_S
         self._listen(now)
         self._troubles.pass_time(now)
+        self._tell_later(now)
         self._check_wanted(now)
         self.view.forget(now)
         self._place_moved()
+        self._place_strangers(now)
         if self._lingering or self._speakers:
             self._watch_changes = True
             self._rewatch(now, effects)
@@ -271,7 +267,7 @@ class Membership:
         for hearing in self._hearings.values():
             if hearing.heard and hearing.until() <= now:
                 hearing.heard = False
-                self._links_change = True
+                self._links_change = self._links_urgent = True
                 if self.view.listens(hearing.peer, self.me):
                     self._troubles.suspect(hearing.peer, now)
         self._set_grace()
@@ -318,12 +314,26 @@ class Membership:
         if peer == self.me:
             return
         here = self.view.is_present(peer)
-        advert = self.view.known.get(peer)
-        outside = not here and ((peer in self._up) if advert is None else not advert.leaving)
+        outside = not here and self._may_come(peer)
         if here != (peer in self._inside) or outside != (peer in self._outside):
             (self._inside.add if here else self._inside.discard)(peer)
             (self._outside.add if outside else self._outside.discard)(peer)
             self._watch_changes = True
+
+    def _may_come(self, peer: PeerId) -> bool:
+        """Whether a peer that is not present is worth a link: it was here, or there is a link, or it was heard of a
+        while ago. Most of those just heard of will be present, and on the rings, before that."""
+        advert = self.view.known.get(peer)
+        if advert is None or peer in self._up or advert.leaving:
+            return peer in self._up and not self._has_left(peer)
+        if peer in self._inside or peer in self._outside:
+            return True
+        return self._strangers.setdefault(peer, self._now) + limits.STRANGER_S <= self._now
+
+    def _place_strangers(self, now: float) -> None:
+        for peer in [peer for peer, since in self._strangers.items() if since + limits.STRANGER_S <= now]:
+            self._place(peer)
+            del self._strangers[peer]
 
     def _rewatch(self, now: float, effects: list[Effect]) -> None:
         self._watch_changes = False
@@ -375,16 +385,45 @@ class Membership:
         return advert is not None and advert.leaving
 
     def _targets(self) -> list[PeerId]:
-        return [peer for peer, hearing in self._hearings.items() if hearing.up]
+        """Who is told of news: all watched peers, but those that only linger where enough others are heard."""
+        up = [peer for peer, hearing in self._hearings.items() if hearing.up]
+        needed = [peer for peer in up if peer not in self._lingering]
+        heard = sum([self._hearings[peer].heard for peer in needed])
+        return needed if 2 * heard >= min(len(self._inside) - 1, 2 * RINGS) else up
 
+    # ── what the own advert says of links ───────────────────────────────────────────────────────────────────
     def _relist(self, now: float, effects: list[Effect]) -> None:
-        """What the own advert says of links; presence follows whom this agent hears, published or not."""
+        """Presence follows whom this agent hears, told or not."""
         self._links_change = False
-        heard = sorted([peer for peer, hearing in self._hearings.items() if hearing.heard])
-        links = tuple([self._hearings[peer].facts() for peer in heard[: limits.LINKS]])
-        if links != self.links:
-            self.links = links
-        self.view.hear(frozenset([link.peer for link in links]), now)
+        heard = [peer for peer, hearing in self._hearings.items() if hearing.heard][: limits.LINKS]
+        if self._matters(heard):
+            self._tell_links(now)
+        else:
+            self._links_untold = True
+        self.view.hear(frozenset(heard), now)
         self._place_moved()
         if self._watch_changes:
             self._rewatch(now, effects)
+
+    def _matters(self, heard: list[PeerId]) -> bool:
+        """Whether a change is worth an advert at once: somebody fell silent, may come to be present, or this agent
+        itself hangs by few edges."""
+        view = self.view
+        if self._links_urgent or len(view) <= FEW or len(view.joined(self.me)) < limits.EDGES_AT_ONCE:
+            return True
+        told = {link.peer for link in self.links}
+        return any(peer not in told and not view.is_present(peer) for peer in heard)
+
+    def _tell_links(self, now: float) -> None:
+        self._links_urgent = self._links_untold = False
+        self._links_told_at = now
+        heard = sorted([peer for peer, hearing in self._hearings.items() if hearing.heard][: limits.LINKS])
+        links = tuple([self._hearings[peer].facts() for peer in heard])
+        if links != self.links:
+            self.links = links
+
+    def _tell_later(self, now: float) -> None:
+        if [hearing for hearing in self._hearings.values() if hearing.heard and hearing.review(now)]:
+            self._links_untold = True
+        if self._links_untold and self._links_told_at + limits.LINKS_LATER_S <= now:
+            self._tell_links(now)

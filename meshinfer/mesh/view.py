@@ -29,7 +29,7 @@ def mark(advert: Advert) -> Mark:
     return Mark(advert.peer, advert.incarnation, advert.version)
 
 
-def newer(advert: Advert, than: Advert | Mark) -> bool:
+def newer(advert: Advert | Mark, than: Advert | Mark) -> bool:
     return (advert.incarnation, advert.version) > (than.incarnation, than.version)
 
 
@@ -50,6 +50,7 @@ class View:
         self._order: list[PeerId] = [self.me]
         # In order of the time at which they were last here, or first heard of.
         self._absent: dict[PeerId, float] = {}
+        self._marks: dict[PeerId, Mark] = {self.me: mark(own)}
         self._hashes: dict[PeerId, int] = {self.me: _hash(own)}
         self._sum = self._hashes[self.me]
         self._present: tuple[Advert, ...] | None = None
@@ -74,6 +75,11 @@ class View:
     def known(self) -> Mapping[PeerId, Advert]:
         """The newest adverts known, of the absent too: to find them again, and to know old news when it comes."""
         return self._known
+
+    @property
+    def marks(self) -> Mapping[PeerId, Mark]:
+        """How new each of these is."""
+        return self._marks
 
     @property
     def digest(self) -> bytes:
@@ -163,13 +169,11 @@ class View:
         while self._absent and next(iter(self._absent.values())) + limits.ABSENT_S <= now:
             self._forget_one()
 
-    def oldest_absence(self) -> float | None:
-        return next(iter(self._absent.values()), None)
-
     # ── adverts ─────────────────────────────────────────────────────────────────────────────────────────────
     def _write(self, advert: Advert) -> None:
         peer = advert.peer
         number = _hash(advert)
+        self._marks[peer] = mark(advert)
         self._known[peer] = advert
         if peer in self._here:
             self._sum ^= self._hashes[peer] ^ number
@@ -182,7 +186,7 @@ class View:
         if peer is None:
             return False
         self._claim(peer, _NOBODY, self._absent[peer])
-        for kept in (self._absent, self._known, self._hashes, self._claims, self._edges):
+        for kept in (self._absent, self._known, self._marks, self._hashes, self._claims, self._edges):
             kept.pop(peer, None)
         self._moved.add(peer)
         self._changed.add(peer)
