@@ -18,9 +18,9 @@ def fetching(picture: Picture, model: ModelId, sources: tuple[PeerId, ...]) -> s
 
 
 def lacking(picture: Picture, model: ModelId, shortfall: Shortfall) -> str:
-    sentence = f"{picture.model_name(model)} {shortfall.sentence(picture.names)}"
+    sentence = f"{picture.model_name(model)} {shortfall.sentence(picture.names())}"
     for peer, detail in picture.failures(model):
-        sentence += f"; {picture.names[peer]} could not load its layers: {detail or 'no reason was given'}"
+        sentence += f"; {picture.name(peer)} could not load its layers: {detail or 'no reason was given'}"
     late = picture.without_manifest(model)
     if late:
         sentence += f"; waiting for {_names(picture, late)} to fetch the model's description"
@@ -34,8 +34,8 @@ def waiting(picture: Picture, plan: Plan) -> str:
         readiness = picture.readiness(plan, assignment.peer)
         if readiness is Readiness.READY:
             continue
-        state = "gone" if assignment.peer not in picture.names else _STATES[readiness]
-        name = picture.names.get(assignment.peer, assignment.peer)
+        state = "is gone" if picture.get(assignment.peer) is None else _STATES[readiness]
+        name = picture.name(assignment.peer)
         parts.append(f"{name} (layers {assignment.span}) {state}")
     return "not ready yet: " + ", ".join(parts)
 
@@ -50,4 +50,4 @@ _STATES = {
 
 
 def _names(picture: Picture, peers: tuple[PeerId, ...]) -> str:
-    return ", ".join(picture.names[peer] for peer in peers)
+    return ", ".join(map(picture.name, peers))

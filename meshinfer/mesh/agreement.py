@@ -1,0 +1,376 @@
+"""Which plans this agent stands by, and under which one it asks. PROTOCOL.md beside this file gives the rules, and why
+they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from hashlib import sha256
+
+from meshinfer import limits
+from meshinfer.mesh import reasons
+from meshinfer.mesh.allocation import Allocation, Better, Scene, able, allocate, touching
+from meshinfer.mesh.cells import Cell
+from meshinfer.mesh.events import Effect, NeedModel, PlanUnusable, PlanUsable
+from meshinfer.mesh.picture import Picture, Status
+from meshinfer.mesh.placement import Costs, Shortfall
+from meshinfer.mesh.plan import flaw, plan_id
+from meshinfer.mesh.promises import Promises
+from meshinfer.mesh.timing import Calm, Doubts, Lasting
+from meshinfer.values import Advert, ModelFacts, ModelId, PeerId, Plan, PlanId, ShardKey
+
+
+class Agreement:
+    """One agent's part in agreeing on plans. Times are monotonic seconds.
+
+    The caller tells of changes (`heard`, `changed`, `model_known`, `load_done`, `load_failed`, `idle`), then asks for
+    what is to be done: `decide`. `own` is then what the own advert has to say.
+    """
+
+    def __init__(self, own: Advert, costs: Costs, now: float) -> None:
+        self.me: PeerId = own.peer
+        self.picture = Picture()
+        self.model: ModelId | None = None
+        """The model that the mesh serves, or is about to; None while nobody who is here has one."""
+        self.plan: Plan | None = None
+        self.usable = False
+        self.reason = "the agent has just started"
+        self.models: dict[ModelId, ModelFacts] = {}
+        self.promises = Promises(self.me, costs, self.models)
+        self._base = own
+        self._costs = costs
+        self._started_at = now
+        self._calm = Calm(now)
+        self._quiet = Calm(now)
+        self._lasting = Lasting()
+        self._doubts = Doubts()
+        self._accepted_at: dict[PlanId, float] = {}
+        self._lost_at: dict[PlanId, float] = {}
+        self._replaced_at: dict[PlanId, float] = {}
+        self._idle: set[PlanId] = set()
+        self._asked: tuple[ModelId, float] | None = None
+        self._allocation = Allocation()
+        self._stale = True
+        self._due: list[float] = [now]
+        self._using: PlanId | None = None
+        self._said: Plan | str | None = None
+        self._sync()
+
+    # ── what it says ────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def own(self) -> Advert:
+        """This agent's advert, but for its version."""
+        return replace(
+            self._base,
+            doubts=self._doubts.peers,
+            round=self.promises.round,
+            standings=self.promises.standings,
+        )
+
+    @property
+    def shortfall(self) -> Shortfall | None:
+        """The figures, where memory is the reason."""
+        return self._allocation.shortfall
+
+    @property
+    def allocation(self) -> Allocation:
+        """What all of this agent's cell are to follow, as it was last computed."""
+        return self._allocation
+
+    def plans(self) -> tuple[Plan, ...]:
+        """All that are held, as far as is known here, in order of id."""
+        held = (one for one in sorted(self.picture.plans()) if self.picture.held(one))
+        return tuple(map(self.picture.plan, held))
+
+    def usable_plans(self) -> tuple[Plan, ...]:
+        """Those under which this agent may ask, in order of id."""
+        return tuple(self.picture.plan(one) for one in sorted(self.picture.plans()) if self.may_use(one))
+
+    def may_use(self, identity: PlanId) -> bool:
+        """Only when all its owners have accepted it and are ready, in their own present words."""
+        if not self.picture.known(identity) or not self.picture.ready(identity):
+            return False
+        plan = self.picture.plan(identity)
+        return plan.model in self.models and flaw(plan, self.models[plan.model]) is None
+
+    def partners(self) -> frozenset[PeerId]:
+        """Peers named in the plans that this agent stands by, which it has to hear itself."""
+        return frozenset(peer for plan in self.promises.promised.values() for peer in plan.named)
+
+    def next_deadline(self) -> float | None:
+        """When `decide` is due though nothing happens."""
+        return min(self._due, default=None)
+
+    # ── what happens ────────────────────────────────────────────────────────────────────────────────────
+    def heard(self, peer: PeerId, advert: Advert | None) -> bool:
+        """Another's newest advert, None when it is gone. True where there is something to decide."""
+        changed = self.picture.put(peer, advert)
+        self._stale = self._stale or changed
+        return changed
+
+    def changed(self, base: Advert, now: float) -> bool:
+        """What the own advert says besides plans. True where there is something to decide."""
+        before, self._base = self._base, base
+        if base.capacity_bytes != before.capacity_bytes:
+            self.promises.try_again(now)
+        return self._sync()
+
+    def model_known(self, facts: ModelFacts) -> None:
+        self.models[facts.model] = facts
+        self._stale = True
+
+    def load_done(self, shard: ShardKey) -> bool:
+        return self.promises.load_done(shard)
+
+    def load_failed(self, shard: ShardKey, sentence: str, now: float, effects: list[Effect]) -> bool:
+        return self.promises.load_failed(shard, sentence, now, effects)
+
+    def idle(self, identity: PlanId) -> bool:
+        """No answer is under way here under a plan. It counts where the plan has been replaced."""
+        if identity not in self._replaced_at:
+            return False
+        self._idle.add(identity)
+        return True
+
+    # ── decisions ───────────────────────────────────────────────────────────────────────────────────────
+    def decide(self, now: float, effects: list[Effect]) -> None:
+        """Bring all that depends on what has changed, or on time, up to date."""
+        self._pass(now, effects)
+        if self._stale:  # by what this agent itself has just accepted or dropped
+            self._pass(now, effects)
+
+    def _pass(self, now: float, effects: list[Effect]) -> None:
+        self._due = []
+        self.promises.drop_what_cannot_stay(self._base, now, effects)
+        self._later(self.promises.next_try())
+        self._doubt(now)
+        self._sync()
+        self.model = self.picture.chosen_model()
+        self._ask_for_manifest(now, effects)
+        self._follow_targets(now, effects)
+        self.promises.go_on(self.picture.held, effects)
+        self._sync()
+        self._retire(now, effects)
+        self._sync()
+        self._conclude(effects)
+
+    def _later(self, time: float | None) -> None:
+        if time is not None:
+            self._due.append(time)
+
+    def _sync(self) -> bool:
+        changed = self.picture.put(self.me, self.own)
+        self._stale = self._stale or changed
+        return changed
+
+    def _ask_for_manifest(self, now: float, effects: list[Effect]) -> None:
+        model = self.model
+        sources = () if model is None or model in self.models else self.picture.sources(model, self.me)
+        if model is None or not sources:
+            self._asked = None
+            return
+        if self._asked is None or self._asked[0] != model or self._asked[1] + limits.NEED_AGAIN_S <= now:
+            self._asked = (model, now)
+            effects.append(NeedModel(model, sources))
+        self._later(self._asked[1] + limits.NEED_AGAIN_S)
+
+    # ── targets ─────────────────────────────────────────────────────────────────────────────────────────
+    def _follow_targets(self, now: float, effects: list[Effect]) -> None:
+        if self.model is None or self.model not in self.models:
+            self._allocation = Allocation()
+            return
+        scene = self._scene(self.model)
+        self._observe(scene, now)
+        if (settles_at := self._settles_at(scene)) > now:
+            self._later(settles_at)
+            return
+        self._calm.acted(now)
+        self._allocate(scene, now)
+        self._follow(self.acceptable(self._allocation), now, effects)
+
+    def _scene(self, model: ModelId) -> Scene:
+        peers = tuple(advert.peer for advert in self.picture.adverts)
+        return Scene(self.picture, Cell(), peers, self._base.rules, model, self.models, self._costs)
+
+    def _observe(self, scene: Scene, now: float) -> None:
+        """Note what plans depend on, and which proposals are under way, so that it shows for how long both have been
+        the same."""
+        picture = self.picture
+        candidates = able(scene)
+        broken = [(one, other) for one in candidates for other in self._of(one).broken if other in candidates]
+        content = (
+            scene.model,
+            tuple(candidates.values()),
+            picture.min_owners(),
+            picture.objective(),
+            tuple(broken),
+        )
+        self._calm.note(content, now)
+        waiting = [one for one in touching(picture, scene.peers) if picture.status(one) is not Status.HELD]
+        self._quiet.note(frozenset(waiting), now)
+
+    def _of(self, peer: PeerId) -> Advert:
+        found = self.picture.get(peer)
+        if found is None:
+            raise KeyError(peer)
+        return found
+
+    def _settles_at(self, scene: Scene) -> float:
+        alone = len(self.picture) == 1
+        known = touching(self.picture, scene.peers)
+        again = any(self.picture.status(one) is not Status.OPEN for one in known)
+        settles_at = self._calm.settles_at(limits.SETTLE_AGAIN_S if again else limits.SETTLE_S)
+        return max(settles_at, self._started_at + limits.ALONE_SETTLE_S if alone else 0.0)
+
+    def _allocate(self, scene: Scene, now: float) -> None:
+        """Compute anew where anything has changed, or an improvement has been possible for long enough."""
+        if not self._stale and self._lasting.ripe(now) == self._lasting.taken:
+            self._later(self._lasting.next_ripe(now))
+            return
+        self._stale = False
+        found = allocate(replace(scene, ripe=self._lasting.ripe(now)))
+        self._lasting.note({one: _LASTS[why] for one, why in found.better}, now)
+        self._allocation = found
+        self._later(self._lasting.next_ripe(now))
+
+    def acceptable(self, allocation: Allocation) -> list[Plan]:
+        """The plans that this agent may accept or go on standing by: those that it has computed itself, and no others,
+        whoever else stands by them."""
+        return [plan for plan in allocation.targets if self.me in plan.named and flaw(plan) is None]
+
+    def _follow(self, targets: Iterable[Plan], now: float, effects: list[Effect]) -> None:
+        """Stand by the targets and by nothing else. A plan that somebody stands by already is joined at once, a new one
+        is proposed when proposals have been quiet, so that two do not cross again and again."""
+        wanted = {plan_id(plan): plan for plan in targets}
+        new = {one: plan for one, plan in wanted.items() if self.promises.standing(one) is None}
+        if any(not self.picture.known(one) for one in new):
+            quiet_at = self._quiet.settles_at(limits.SETTLE_AGAIN_S)
+            if quiet_at > now:
+                self._later(quiet_at)
+                return
+        self._drop_others(wanted, bool(wanted), now, effects)
+        for identity, plan in new.items():
+            self._make_room(plan, effects)
+            if self.promises.accept(plan, self._base):
+                self._accepted_at[identity] = now
+        self._sync()
+
+    def _drop_others(
+        self, wanted: Mapping[PlanId, Plan], at_once: bool, now: float, effects: list[Effect]
+    ) -> None:
+        """Plans that are no targets; a broken one only when it has had a moment to be whole again."""
+        lost = [one for one in self.promises.promised if one not in wanted]
+        self._lost_at = {one: self._lost_at.get(one, now) for one in lost}
+        for identity in lost:
+            may_return = self.picture.status(identity) is Status.OVER and not self.picture.passed_by(identity)
+            until = self._lost_at[identity] + limits.KEEP_BROKEN_S
+            if may_return and not at_once and until > now:
+                self._later(until)
+            else:
+                self._drop(identity, effects)
+
+    def _make_room(self, plan: Plan, effects: list[Effect]) -> None:
+        """A weak plan goes before its successor is loaded, where there is no memory for both."""
+        for identity, old in tuple(self.promises.promised.items()):
+            if self.promises.fits([*self.promises.promised.values(), plan], self._base):
+                return
+            if self.is_weak(old):
+                self._drop(identity, effects)
+
+    def is_weak(self, plan: Plan) -> bool:
+        return len(plan.owners) < self.picture.min_owners() or self.picture.unwanted(plan.model)
+
+    def _drop(self, identity: PlanId, effects: list[Effect]) -> None:
+        self.promises.drop(identity, effects)
+        for times in (self._accepted_at, self._lost_at, self._replaced_at):
+            times.pop(identity, None)
+        self._idle.discard(identity)
+
+    # ── replaced plans, silent peers ────────────────────────────────────────────────────────────────────
+    def _retire(self, now: float, effects: list[Effect]) -> None:
+        """Let go of a plan when the one that replaces it here works, and no answer needs it or it has had its time."""
+        promised = self.promises.promised
+        ready = [plan.round for one, plan in promised.items() if self.picture.ready(one)]
+        for identity, plan in promised.items():
+            if plan.round >= max(ready, default=0):
+                self._replaced_at.pop(identity, None)
+                continue
+            until = self._replaced_at.setdefault(identity, now) + limits.RETIRE_S
+            if identity in self._idle or until <= now:
+                self._drop(identity, effects)
+            else:
+                self._later(until)
+
+    def _doubt(self, now: float) -> None:
+        """Whoever has not accepted, for so long, what this agent accepted with it."""
+        for identity, plan in self.promises.promised.items():
+            status = self.picture.status(identity)
+            if status is Status.HELD:
+                self._doubts.forgive(plan.named)
+            if status is not Status.OPEN:
+                continue
+            until = self._accepted_at.setdefault(identity, now) + limits.ACCEPT_S
+            if until > now:
+                self._later(until)
+                continue
+            silent = [peer for peer in plan.owners if self.picture.standing(identity, peer) is None]
+            self._doubts.begin([peer for peer in silent if peer != self.me], now)
+        self._doubts.end(now)
+        self._later(self._doubts.next_end())
+
+    # ── which plan to ask under ─────────────────────────────────────────────────────────────────────────
+    def _conclude(self, effects: list[Effect]) -> None:
+        """Tell whether questions can be asked, when that or its reason has changed."""
+        self._using = self._choose()
+        self.usable = self._using is not None
+        self.plan = self.picture.plan(self._using) if self._using is not None else self._awaited()
+        self.reason = "" if self.usable else self._reason()
+        said = self.plan if self.usable else self.reason
+        if said == self._said:
+            return
+        self._said = said
+        effects.append(PlanUsable(said) if isinstance(said, Plan) else PlanUnusable(self.reason))
+
+    def _choose(self) -> PlanId | None:
+        usable = [one for one in self.picture.plans() if self.may_use(one)]
+        if not usable:
+            return None
+        best = min(map(self._class, usable))
+        usable = [one for one in usable if self._class(one) == best]
+        if self._using in usable:
+            return next(
+                (one for one in sorted(usable) if self.picture.plan(one).replaces == self._using), self._using
+            )
+        fastest = min(self.picture.plan(one).predicted_us for one in usable)
+        near = [
+            one
+            for one in usable
+            if self.picture.plan(one).predicted_us * 100 <= fastest * limits.SPREAD_PERCENT
+        ]
+        return min(near, key=lambda one: (self.me not in self.picture.plan(one).owners, self._spread(one)))
+
+    def _class(self, identity: PlanId) -> tuple[bool, bool]:
+        plan = self.picture.plan(identity)
+        return self.is_weak(plan), plan.model != self.model
+
+    def _spread(self, identity: PlanId) -> bytes:
+        return sha256(f"{self.me}:{identity}".encode()).digest()
+
+    def _awaited(self) -> Plan | None:
+        """What will be asked under, as far as can be told."""
+        mine = [plan for plan in self._allocation.targets if self.me in plan.named]
+        awaited = [*mine, *self.promises.promised.values(), *self._allocation.targets, *self.plans()]
+        return next(iter(awaited), None)
+
+    def _reason(self) -> str:
+        picture, model = self.picture, self.model
+        if model is None:
+            return reasons.NO_MODEL
+        if model not in self.models:
+            return reasons.fetching(picture, model, picture.sources(model, self.me))
+        if self._allocation.shortfall is not None:
+            return reasons.lacking(picture, model, self._allocation.shortfall)
+        return reasons.SETTLING if self.plan is None else reasons.waiting(picture, self.plan)
+
+
+_LASTS = {Better.FASTER: limits.FASTER_LASTS_S, Better.STANDBY: limits.STANDBY_LASTS_S}
