@@ -233,8 +233,8 @@ class Owner:
         # Behind the sending: nobody waits for it.
         served.under_way -= 1
         rows = len(step.rows)
-        if rows != timing.batch_tokens or isinstance(message, Refusal):
-            return  # others were in the batch, or nothing was computed
+        if rows != timing.batch_tokens or len(step.entries) > 1 or isinstance(message, Refusal):
+            return  # other sequences were in the batch, or nothing was computed
         if loaded.pace.note(self._loop.time(), timing.compute_us, rows, step.entries[0].position):
             self._look_for_drift(loaded)
 

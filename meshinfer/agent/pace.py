@@ -76,7 +76,7 @@ class Pace:
         self._noted = 0
 
     def note(self, now: float, compute_us: int, rows: int, position: int) -> bool:
-        """A step that was alone in its batch, its rows from `position` on. True when a window has just ended."""
+        """Rows of one sequence from `position` on, alone in their batch. True when a window has just ended."""
         if rows == 1:
             self._recent[self._noted % _RECENT] = compute_us
             self._noted += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,11 +16,12 @@ PREFILL_ROWS: Final = 128
 """Rows of a chunk that stands for a long prompt: on CPU, microseconds a row hardly fall any more beyond it."""
 
 _DECODE_STEPS: Final = 8
-"""A tenth of a second for a span of 10 ms; the fastest of eight says what the device can do beside other work."""
-
 _PREFILL_STEPS: Final = 3
-_PREFILL_ENOUGH_S: Final = 0.25
-"""A chunk is run again only while all of them took less: large spans are measured by one, which is long enough."""
+"""Steps of each kind; the fastest says what the device can do beside other work."""
+
+_ENOUGH_S: Final = 0.25
+"""No further step is begun once those of its kind took so long together: a large span's are long enough for few to do,
+and a mesh waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,39 +38,24 @@ def measure(shard: PagedShard, layers: float) -> Speed:
     Only for a shard that is warm and that nobody uses yet.
     """
     room = min(shard.blocks_total * shard.block_tokens, shard.context)
-    decode_ns = _decode_ns(shard, min(_DECODE_STEPS, room))
-    count = min(PREFILL_ROWS, room)
-    prefill_ns = _prefill_ns(shard, count)
+    row, count = _rows(shard, 1), min(PREFILL_ROWS, room)
+    sequence, rows = object(), _rows(shard, count)
+    singles = (Chunk(sequence, position, row, 1) for position in range(min(_DECODE_STEPS, room)))
+    decode_ns = _fastest_ns(shard, singles)
+    prefill_ns = _fastest_ns(shard, (Chunk(sequence, 0, rows, 0) for _ in range(_PREFILL_STEPS)))
+    shard.free(sequence)
     return Speed(_us(decode_ns / layers), _us(prefill_ns / layers / count))
 
 
-def _decode_ns(shard: PagedShard, steps: int) -> int:
-    """The fastest of so many single tokens, one after the other."""
-    row = _rows(shard, 1)
-    scratch = object()
-    try:
-        return min(_step_ns(shard, Chunk(scratch, position, row, 1)) for position in range(steps))
-    finally:
-        shard.free(scratch)
-
-
-def _prefill_ns(shard: PagedShard, count: int) -> int:
-    """The fastest of a few chunks of `count` rows, each from the beginning."""
-    rows = _rows(shard, count)
-    scratch = object()
+def _fastest_ns(shard: PagedShard, chunks: Iterable[Chunk]) -> int:
     taken: list[int] = []
-    try:
-        while len(taken) < _PREFILL_STEPS and sum(taken) < _PREFILL_ENOUGH_S * 1e9:
-            taken.append(_step_ns(shard, Chunk(scratch, 0, rows, 0)))
-    finally:
-        shard.free(scratch)
+    for chunk in chunks:
+        begun_ns = time.perf_counter_ns()
+        shard.step([chunk], time.monotonic())
+        taken.append(time.perf_counter_ns() - begun_ns)
+        if sum(taken) > _ENOUGH_S * 1e9:
+            break
     return min(taken)
-
-
-def _step_ns(shard: PagedShard, chunk: Chunk) -> int:
-    begun_ns = time.perf_counter_ns()
-    shard.step([chunk], time.monotonic())
-    return time.perf_counter_ns() - begun_ns
 
 
 def _rows(shard: PagedShard, count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
