@@ -12,8 +12,8 @@ GIB: Final = 1024 * MIB
 PROTOCOL_VERSION: Final = 2
 
 RULES: Final = 1
-"""Numbers the way in which plans are computed from adverts. Agents with other rules would come to other plans: each kind
-plans by itself, so that an office can be updated PC by PC."""
+"""Numbers the way in which plans are computed from adverts. Agents with other rules would come to other plans: each
+kind plans by itself, so that an office can be updated PC by PC."""
 
 HEADER_BYTES: Final = 64 * KIB
 """A frame's msgpack header. The largest honest one is an advert with `STANDINGS` plans of `PLAN_PEERS` peers, about

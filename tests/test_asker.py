@@ -30,17 +30,17 @@ OWNER, OTHER = PeerId("ab" * 16), PeerId("ba" * 16)
 QUESTION = Question((Message("user", "hello"),), SamplingParams(temperature=0), max_tokens=8)
 
 
-def plan(*owners: PeerId, round: int = 1) -> Plan:
+def plan(*owners: PeerId, number: int = 1) -> Plan:
     """Each owner has two layers."""
     spans = [
         Assignment(owner, Span(2 * index, 2 * index + 2), "CPU", 4096) for index, owner in enumerate(owners)
     ]
-    return Plan(ModelId("c" * 64), 2 * len(owners), round, None, tuple(spans), (), (), 0, 0)
+    return Plan(ModelId("c" * 64), 2 * len(owners), number, None, tuple(spans), (), (), 0, 0)
 
 
 PLAN = plan(OWNER)
-NEXT = plan(OTHER, round=2)
-SHARED = plan(OWNER, OTHER, round=2)
+NEXT = plan(OTHER, number=2)
+SHARED = plan(OWNER, OTHER, number=2)
 
 
 class Words:
@@ -148,7 +148,7 @@ async def test_an_answer_whose_owner_is_lost_ends_in_time(reachable: bool, gone_
             while not asker.under_way:
                 await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
-        loop.call_later(gone_after_s, asker.lost, OWNER, "it left")
+        loop.call_later(gone_after_s, asker.lost, OWNER, "is gone")
         loop.call_later(gone_after_s, asker.stop_using, "peers have changed")
         loop.call_later(gone_after_s + 0.2, asker.stop_using, "layers 0-1 are missing")
         # The last reason, not the first: what is missing is known when the mesh has settled.

@@ -106,12 +106,12 @@ class Asker:
             self._give_up(route, reason)
         self._set_timer()
 
-    def lost(self, peer: PeerId, reason: str) -> None:
-        """A peer is gone, or cannot be reached: answers on routes through it look for another at once."""
+    def lost(self, peer: PeerId, clause: str) -> None:
+        """A peer "is gone" or "cannot be reached": answers on routes through it look for another at once."""
         through = [route for route in self._routes.values() if peer in route.plan.owners]
         for route in through:
             newest = route is self._newest
-            self._give_up(route, reason)
+            self._give_up(route, f"{self._name_of(peer)} {clause}")
             if newest:
                 # It may be a single link that broke, and the plan still hold: its answers try it again.
                 self._newest = self._routes[route.id] = Route(route.plan, route.speaker, self._steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final
 
 from meshinfer.agent.config import NetworkConfig
 from meshinfer.agent.links import Links, Source
@@ -24,7 +25,30 @@ from meshinfer.values import Advert, Channel, PeerId, Ports
 from meshinfer.wire import codec
 from meshinfer.wire.advert import decode_advert, encode_advert
 from meshinfer.wire.control import pack_adverts
-from meshinfer.wire.messages import Adverts, Heartbeat, Message, SignedAdvert, Summary
+from meshinfer.wire.messages import (
+    Adverts,
+    Blob,
+    Fetch,
+    Free,
+    Heartbeat,
+    Message,
+    Missing,
+    Ping,
+    Pong,
+    Probe,
+    Probed,
+    Refusal,
+    Result,
+    SignedAdvert,
+    Step,
+    Summary,
+)
+
+_CHANNELS: Final[dict[type[Any], Channel]] = {
+    **dict.fromkeys((Adverts, Heartbeat, Summary, Ping, Pong), Channel.CONTROL),
+    **dict.fromkeys((Step, Result, Refusal, Free), Channel.DATA),
+    **dict.fromkeys((Fetch, Blob, Missing, Probe, Probed), Channel.BULK),
+}
 
 _log = logging.getLogger(__name__)
 
@@ -117,9 +141,9 @@ class Network:
         return problems
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
-    def send(self, channel: Channel, peer: PeerId, message: Message) -> bool:
+    def send(self, peer: PeerId, message: Message) -> bool:
         """False when the message cannot be handed over now."""
-        return self.transport.send(channel, peer, codec.encode(message))
+        return self.transport.send(_CHANNELS[type(message)], peer, codec.encode(message))
 
     def send_adverts(self, peers: Iterable[PeerId], adverts: Sequence[Advert]) -> None:
         """As their authors signed them, in as few messages as hold them. What a peer cannot take now it gets later: it
@@ -162,7 +186,8 @@ class Network:
         self._receive(peer, message)
 
     def _take_adverts(self, sender: PeerId, message: Adverts) -> None:
-        adverts = tuple(filter(None, map(self._checked, message.adverts)))
+        checked = (self._checked(sender, signed) for signed in message.adverts)
+        adverts = tuple(advert for advert in checked if advert is not None)
         for advert in adverts:
             if not advert.leaving:
                 self.links.met(advert.peer, advert.addresses, advert.ports.door)
@@ -172,7 +197,7 @@ class Network:
             if advert.leaving:
                 self.links.forget(advert.peer)
 
-    def _checked(self, signed: SignedAdvert) -> Advert | None:
+    def _checked(self, sender: PeerId, signed: SignedAdvert) -> Advert | None:
         """The advert, if a member signed it and nothing newer of that member is known; None otherwise."""
         try:
             author = self.roster.admit(signed.certificate, clock.wall()).peer
@@ -180,14 +205,20 @@ class Network:
             self._metrics.count(f"refused.advert.{error.kind}")
             return None
         known = self._signed.get(author)
-        if author == self._identity.peer:
-            return None
         if known is not None and known[1].payload == signed.payload:
             # Each comes from several neighbours: the same bytes need no second signature check.
             return known[0]
         advert = self._verified(author, signed)
-        if advert is None or (known is not None and _age(advert) <= _age(known[0])):
+        if advert is None:
             return None
+        if known is not None and _age(advert) <= _age(known[0]):
+            if sender == author:
+                # Its clock was ahead before it started anew: nobody believes it, but it can be reached, and told.
+                self.links.met(author, advert.addresses, advert.ports.door)
+            return None
+        if author == self._identity.peer:
+            # Of a former life, under a clock that was ahead: the mesh must hear of it, but nobody from here.
+            return advert
         if known is None and len(self._signed) >= SIGNED_ADVERTS:
             self._metrics.count("refused.advert.full")
             return None
