@@ -537,6 +537,9 @@ BACKOFF_MOST_S: Final = 1800.0
 """An owner that could not load sits out of its model's plans for so long, twice as long after each failure in a row, up
 to half an hour: a full disk is rarely emptied sooner, and each attempt may cost the mesh a working plan."""
 
+LINKS_SETTLE_S: Final = 2.0
+"""Links are measured anew all the time; whether that makes a better plan possible is looked at so often at most."""
+
 NEED_AGAIN_S: Final = 2.0
 """A manifest that has not come is asked for again after so long: the peer that was asked may be gone."""
 

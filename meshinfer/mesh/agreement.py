@@ -49,8 +49,10 @@ class Agreement:
         self._replaced_at: dict[PlanId, float] = {}
         self._idle: set[PlanId] = set()
         self._asked: tuple[ModelId, float] | None = None
+        self._times_asked = 0
         self._allocation = Allocation()
         self._stale = True
+        self._look_again_at: float | None = None
         self._due: list[float] = [now]
         self._using: PlanId | None = None
         self._said: Plan | str | None = None
@@ -102,15 +104,26 @@ class Agreement:
         return min(self._due, default=None)
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────
-    def heard(self, peer: PeerId, advert: Advert | None) -> bool:
+    def heard(self, peer: PeerId, advert: Advert | None, now: float) -> bool:
         """Another's newest advert, None when it is gone. True where there is something to decide."""
+        before = self.picture.get(peer)
         changed = self.picture.put(peer, advert)
         self._stale = self._stale or changed
+        if before is not None and advert is not None and before.links != advert.links:
+            self._measured(now)
         return changed
+
+    def _measured(self, now: float) -> None:
+        """What links cost is no reason to plan, but may make a plan better: it is enough to look at it soon."""
+        if self._look_again_at is None:
+            self._look_again_at = now + limits.LINKS_SETTLE_S
+            self._later(self._look_again_at)
 
     def changed(self, base: Advert, now: float) -> bool:
         """What the own advert says besides plans. True where there is something to decide."""
         before, self._base = self._base, base
+        if before.links != base.links:
+            self._measured(now)
         if base.capacity_bytes != before.capacity_bytes:
             self.promises.try_again(now)
         return self._sync()
@@ -135,12 +148,14 @@ class Agreement:
     # ── decisions ───────────────────────────────────────────────────────────────────────────────────────
     def decide(self, now: float, effects: list[Effect]) -> None:
         """Bring all that depends on what has changed, or on time, up to date."""
+        if self._look_again_at is not None and self._look_again_at <= now:
+            self._look_again_at, self._stale = None, True
         self._pass(now, effects)
         if self._stale:  # by what this agent itself has just accepted or dropped
             self._pass(now, effects)
 
     def _pass(self, now: float, effects: list[Effect]) -> None:
-        self._due = []
+        self._due = [] if self._look_again_at is None else [self._look_again_at]
         self.promises.drop_what_cannot_stay(self._base, now, effects)
         self._later(self.promises.next_try())
         self._doubt(now)
@@ -169,9 +184,13 @@ class Agreement:
         if model is None or not sources:
             self._asked = None
             return
-        if self._asked is None or self._asked[0] != model or self._asked[1] + limits.NEED_AGAIN_S <= now:
-            self._asked = (model, now)
-            effects.append(NeedModel(model, sources))
+        if self._asked is None or self._asked[0] != model:
+            self._asked, self._times_asked = (model, now), 0
+        elif self._asked[1] + limits.NEED_AGAIN_S <= now:
+            self._asked, self._times_asked = (model, now), self._times_asked + 1
+        if self._asked[1] == now:
+            first = self._times_asked % len(sources)  # the one that was asked may be out of reach
+            effects.append(NeedModel(model, (*sources[first:], *sources[:first])))
         self._later(self._asked[1] + limits.NEED_AGAIN_S)
 
     # ── targets ─────────────────────────────────────────────────────────────────────────────────────────

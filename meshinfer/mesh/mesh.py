@@ -94,7 +94,9 @@ class Mesh:
 
     def next_deadline(self) -> float:
         """When to call `handle(Tick(), now)` at the latest."""
-        times = (self._membership.next_deadline(), self._agreement.next_deadline(), self._links_due)
+        times = [self._membership.next_deadline(), self._links_due]
+        if not self._membership.leaving:
+            times.append(self._agreement.next_deadline())
         return min(time for time in times if time is not None)
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────
@@ -105,7 +107,7 @@ class Mesh:
         changed = self._take(event, now, effects)
         changed = self._note_changes(now) or changed
         # Most events are heartbeats that change nothing, and cost nothing.
-        if changed or (due is not None and due <= now):
+        if not self._membership.leaving and (changed or (due is not None and due <= now)):
             self._agreement.decide(now, effects)
             self._membership.want(self._agreement.partners())
             if self._membership.next_deadline() <= now:
@@ -141,7 +143,7 @@ class Mesh:
         changed = False
         for peer in self._membership.take_changes():
             if peer != view.me:
-                changed = agreement.heard(peer, view.get(peer)) or changed
+                changed = agreement.heard(peer, view.get(peer), now) or changed
         membership = self._membership
         told = (
             self._portrait,

@@ -174,7 +174,7 @@ class Promises:
         mine = owner_shard(plan, self._me)
         ready = mine in loaded if mine is not None else loaded == shards
         readiness = Readiness.READY if ready else Readiness.LOADING
-        spans = tuple(shard.span for shard in loaded)
+        spans = tuple(sorted(shard.span for shard in loaded))
         if (readiness, spans) != (standing.readiness, standing.spans):
             self._standings[identity] = replace(standing, readiness=readiness, spans=spans)
 

@@ -81,7 +81,8 @@ class Doubts:
 
     def end(self, now: float) -> None:
         """Let go of doubts that have lasted long enough; how often it was is remembered."""
-        self.peers = tuple(sorted(peer for peer, doubt in self._of.items() if doubt.until > now))
+        lasting = sorted(peer for peer, doubt in self._of.items() if doubt.until > now)
+        self.peers = tuple(lasting[: limits.DOUBTS])
 
     def forgive(self, peers: Iterable[PeerId]) -> None:
         """These have accepted a plan with this agent."""
