@@ -10,7 +10,8 @@ from meshinfer.values import LinkFacts, PeerId
 from meshinfer.wire.messages import Heartbeat
 
 _SENT_KEPT: Final = 32
-_U32: Final = 2**32 - 1
+_MOST: Final = 4_000_000_000
+"""Figures in adverts have 32 bits, rounded ones too."""
 
 
 class Beats:
@@ -124,17 +125,17 @@ class Hearing:
         turn = now >= self._turn_at
         if self._told.round_trip_us and not turn:
             return False
-        told, best_us = self._told, min(self._best_us or _U32, self._best_us_before or _U32)
+        told, best_us = self._told, min(self._best_us or _MOST, self._best_us_before or _MOST)
         if turn:
             self._best_us_before, self._best_us = self._best_us, 0
             self._turn_at = now + limits.ROUND_TRIP_WINDOW_S / 2
-        if best_us < _U32 and _differs(best_us, told.round_trip_us, limits.ROUND_TRIP_STEP_US):
+        if best_us < _MOST and _differs(best_us, told.round_trip_us, limits.ROUND_TRIP_STEP_US):
             self._told = LinkFacts(self.peer, coarse(best_us), told.kbit_s)
         return self._told != told
 
     def bandwidth(self, kbit_s: int) -> bool:
         """Take a measurement; whether it is another figure to tell."""
-        told, figure = self._told, min(max(kbit_s, 0), _U32)
+        told, figure = self._told, min(max(kbit_s, 0), _MOST)
         if _differs(figure, told.kbit_s, 0):
             self._told = LinkFacts(self.peer, told.round_trip_us, coarse(figure))
         return self._told != told
@@ -146,7 +147,7 @@ class Hearing:
     def _measured(self, round_trip_us: int) -> None:
         if round_trip_us < 0:
             return
-        figure = min(max(round_trip_us, 1), _U32)
+        figure = min(max(round_trip_us, 1), _MOST)
         self._best_us = min(self._best_us or figure, figure)
         self._samples += 1
 

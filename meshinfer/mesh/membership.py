@@ -24,17 +24,16 @@ from meshinfer.mesh.events import (
 )
 from meshinfer.mesh.gossip import Chance, Gossip
 from meshinfer.mesh.hearing import Beats, Hearing, Troubles
-from meshinfer.mesh.rings import FEW, RINGS, Rings
-from meshinfer.mesh.view import View
-from meshinfer.values import Advert, LinkFacts, PeerId
+from meshinfer.mesh.rings import FEW, Circle
+from meshinfer.mesh.view import View, newer
+from meshinfer.values import Advert, LinkFacts, Mark, PeerId
 from meshinfer.wire.messages import Heartbeat
 
 
 class Membership:
     """One agent's part in knowing who is here. Times are monotonic seconds.
 
-    Watched are the neighbours on the rings, those that own plans name, and, until they are present, those outside with
-    whom there is any contact. `incarnation` is what the own advert and heartbeats must carry: the one given, unless
+    `incarnation` is what the own advert and heartbeats must carry: the one given, unless
     a former life of this agent, under a clock that was ahead, is known to have had a later one.
     """
 
@@ -45,21 +44,16 @@ class Membership:
         self.links: tuple[LinkFacts, ...] = ()
         self._hearings: dict[PeerId, Hearing] = {}
         self.view = View(own, self._hearings)
+        self._circle = Circle(self.view)
         self._gossip = Gossip(self.view, random)
         self._troubles = Troubles()
         self._beats = Beats()
         self._up: set[PeerId] = set()
-        self._inside = Rings([self.me])
-        self._outside = Rings()
         self._wanted: dict[PeerId, float] = {}
-        self._speakers: dict[PeerId, float] = {}
-        self._lingering: dict[PeerId, float] = {}
-        self._strangers: dict[PeerId, float] = {}
         self._now = now
         self._beat_at = now + limits.HEARTBEAT_S * random.random()
         self._grace_at: float | None = None
         self._outlived_at: float | None = None
-        self._watch_changes = False
         self._links_change = False
         self._links_urgent = False
         self._links_untold = False
@@ -80,7 +74,7 @@ class Membership:
 
     def next_deadline(self) -> float:
         """When `handle(Tick(), now)` is due; after `handle` it lies ahead, after `want` it may be at once."""
-        if self._watch_changes:
+        if self._circle.changed:
             return self._now
         due = self._beat_at
         if self._grace_at is not None and self._grace_at < due:
@@ -91,10 +85,8 @@ class Membership:
     def want(self, peers: frozenset[PeerId]) -> None:
         """Watch the peers that own plans name. The effects come with the next event, which is due at once."""
         peers -= {self.me}
-        if peers == self._wanted.keys():
-            return
         self._wanted = {peer: self._wanted.get(peer, self._now) for peer in sorted(peers)}
-        self._watch_changes = True
+        self._circle.want(peers)
 
     def publish(self, own: Advert, now: float) -> list[Effect]:
         """This agent's new advert, to all watched peers; they pass it on."""
@@ -106,7 +98,7 @@ class Membership:
         self._compensate(now)
         self._now = now
         effects = self._react(event, now)
-        if now >= self.next_deadline() or self._watch_changes:
+        if now >= self.next_deadline() or self._circle.changed:
             self._pass_time(now, effects)
         if self._links_change:
             self._relist(now, effects)
@@ -118,11 +110,14 @@ class Membership:
             case HeartbeatHeard(peer, heartbeat):
                 return self._heartbeat(peer, heartbeat, now)
             case AdvertsHeard(peer, adverts):
-                self._spoken_to(peer, now)
+                self._circle.spoken_to(peer, now)
                 for advert in adverts:
                     self._advert(advert, peer, now)
             case SummaryHeard(peer, summary):
-                self._spoken_to(peer, now)
+                self._circle.spoken_to(peer, now)
+                for mark in summary.marks:
+                    if mark.peer == self.me:
+                        self._former_self(mark, now)
                 return self._gossip.answer(peer, summary) if peer in self._up else []
             case LinkUp(peer):
                 return self._link_up(peer, now)
@@ -142,10 +137,10 @@ class Membership:
         if peer == self.me:
             return []
         self._up.add(peer)
+        self._circle.link(peer, True, now)
         effects: list[Effect] = [SendAdverts((peer,), (self.view.own,))]
         if not self.view.is_present(peer):
-            effects.append(SendSummary(peer, self._gossip.whole(reply=peer in self._speakers)))
-        self._place(peer)
+            effects.append(SendSummary(peer, self._gossip.whole(reply=self._circle.speaks(peer))))
         self._gossip.drop(peer)
         hearing = self._hearings.get(peer)
         if hearing is not None:
@@ -156,7 +151,7 @@ class Membership:
 
     def _link_down(self, peer: PeerId, now: float) -> None:
         self._up.discard(peer)
-        self._place(peer)
+        self._circle.link(peer, False, now)
         hearing = self._hearings.get(peer)
         if hearing is not None:
             hearing.link_down(now)
@@ -168,9 +163,9 @@ class Membership:
             return []
         if advert is not None and advert.incarnation < beat.incarnation:
             self.view.outdate(peer, now)
-        self._spoken_to(peer, now)
+        self._circle.spoken_to(peer, now)
         effects: list[Effect] = []
-        if self._watch_changes:
+        if self._circle.changed:
             self._rewatch(now, effects)
         hearing = self._hearings.get(peer)
         if hearing is None:
@@ -201,17 +196,15 @@ class Membership:
             self._troubles.clear(advert.peer)
             self._links_change = True
 
-    def _former_self(self, advert: Advert, now: float) -> None:
+    def _former_self(self, told: Advert | Mark, now: float) -> None:
         """Word of this agent itself that it has not sent in this life. It changes nothing here; but where it counts
         as newer, nobody would believe what this life says, so this life takes a number above it."""
-        own = self.view.own
-        if (advert.incarnation, advert.version) <= (own.incarnation, own.version):
+        if not newer(told, self.view.own) or told.incarnation < self.incarnation:
             return
         if self._outlived_at is not None and now < self._outlived_at + limits.INCARNATION_AGAIN_S:
             return
-        if self.incarnation <= advert.incarnation:
-            self.incarnation = advert.incarnation + 1
-            self._outlived_at = now
+        self.incarnation = told.incarnation + 1
+        self._outlived_at = now
 
     # ── time ────────────────────────────────────────────────────────────────────────────────────────────────
     def _compensate(self, now: float) -> None:
@@ -224,7 +217,7 @@ class Membership:
             hearing.forgive(late)
         self._troubles.forgive(late)
         self._wanted = {peer: since + late for peer, since in self._wanted.items()}
-        self._speakers = {peer: at + late for peer, at in self._speakers.items()}
+        self._circle.forgive(late)
         self._set_grace()
 
     def _pass_time(self, now: float, effects: list[Effect]) -> None:
@@ -232,7 +225,7 @@ class Membership:
             self._listen(now)
         if now >= self._beat_at:
             self._on_beat(now, effects)
-        if self._watch_changes:
+        if self._circle.changed:
             self._rewatch(now, effects)
         if self._links_change:
             self._relist(now, effects)
@@ -249,9 +242,7 @@ class Membership:
         self._check_wanted(now)
         self.view.forget(now)
         self._place_moved()
-        self._place_strangers(now)
-        if self._lingering or self._speakers:
-            self._watch_changes = True
+        if self._circle.unsettled or self._circle.changed:
             self._rewatch(now, effects)
         if not self.leaving:
             effects += [self._beat(hearing, now) for hearing in self._hearings.values() if hearing.up]
@@ -290,55 +281,17 @@ class Membership:
         self._grace_at = min(waiting, default=None)
 
     # ── whom to watch ───────────────────────────────────────────────────────────────────────────────────────
-    def _spoken_to(self, peer: PeerId, now: float) -> None:
-        """A peer that is not present has spoken: it is watched while it does, so that both sides of an edge that is
-        to come watch each other."""
-        if self.view.is_present(peer) or peer == self.me:
-            return
-        if peer not in self._speakers:
-            if len(self._speakers) >= limits.SPEAKERS:
-                return
-            self._watch_changes = True
-        self._speakers[peer] = now
-
     def _place_moved(self) -> None:
         for peer in self.view.take_moves():
             if peer not in self.view.known:
                 self._troubles.forget(peer, self._now)
             elif not self.view.is_present(peer):
                 self._troubles.clear(peer)
-            self._place(peer)
-
-    def _place(self, peer: PeerId) -> None:
-        """Put a peer on the rings on which it belongs: of the present, or of those who may come to be."""
-        if peer == self.me:
-            return
-        here = self.view.is_present(peer)
-        outside = not here and self._may_come(peer)
-        if here != (peer in self._inside) or outside != (peer in self._outside):
-            (self._inside.add if here else self._inside.discard)(peer)
-            (self._outside.add if outside else self._outside.discard)(peer)
-            self._watch_changes = True
-
-    def _may_come(self, peer: PeerId) -> bool:
-        """Whether a peer that is not present is worth a link: it was here, or there is a link, or it was heard of a
-        while ago. Most of those just heard of will be present, and on the rings, before that."""
-        advert = self.view.known.get(peer)
-        if advert is None or peer in self._up or advert.leaving:
-            return peer in self._up and not self._has_left(peer)
-        if peer in self._inside or peer in self._outside:
-            return True
-        return self._strangers.setdefault(peer, self._now) + limits.STRANGER_S <= self._now
-
-    def _place_strangers(self, now: float) -> None:
-        for peer in [peer for peer, since in self._strangers.items() if since + limits.STRANGER_S <= now]:
-            self._place(peer)
-            del self._strangers[peer]
+            self._circle.place(peer, self._now)
 
     def _rewatch(self, now: float, effects: list[Effect]) -> None:
-        self._watch_changes = False
         before = self._hearings.keys() | ()
-        wished = self._wished(now)
+        wished = self._circle.watched({peer for peer, one in self._hearings.items() if one.heard}, now)
         for peer in sorted(wished - before):
             self._hearings[peer] = hearing = Hearing(peer, peer in self._up, now)
             if hearing.up and not self.leaving:
@@ -352,44 +305,12 @@ class Membership:
             self._set_grace()
             effects.append(Watch(self.watched))
 
-    def _wished(self, now: float) -> set[PeerId]:
-        speaking = self._speakers.items()
-        self._speakers = {
-            peer: at
-            for peer, at in speaking
-            if at + limits.SILENCE_S > now and not self.view.is_present(peer)
-        }
-        wished = {*self._inside.neighbours(self.me), *self._outside.neighbours(self.me)}
-        wished |= self._speakers.keys() | self._wanted.keys()
-        wished = {peer for peer in wished if not self._has_left(peer)}
-        return wished | self._linger(wished, now)
-
-    def _linger(self, wished: set[PeerId], now: float) -> set[PeerId]:
-        """Heard peers that need not be watched any more, and yet are: for a time, or while nobody else links them to
-        this agent. Those who have waited longest go first."""
-        heard = [peer for peer, one in self._hearings.items() if one.heard and peer not in wished]
-        until = {peer: self._lingering.get(peer, now + limits.LINGER_S) for peer in heard}
-        spare = len(until) - limits.LINGERING
-        for peer in sorted(heard, key=lambda peer: (until[peer], peer)):
-            if (spare > 0 or until[peer] <= now) and self._may_go(peer):
-                del until[peer]
-                spare -= 1
-        self._lingering = until
-        return set(until)
-
-    def _may_go(self, peer: PeerId) -> bool:
-        return self._has_left(peer) or self.view.holds_without(peer)
-
-    def _has_left(self, peer: PeerId) -> bool:
-        advert = self.view.known.get(peer)
-        return advert is not None and advert.leaving
-
     def _targets(self) -> list[PeerId]:
         """Who is told of news: all watched peers, but those that only linger where enough others are heard."""
         up = [peer for peer, hearing in self._hearings.items() if hearing.up]
-        needed = [peer for peer in up if peer not in self._lingering]
+        needed = [peer for peer in up if peer not in self._circle.lingering]
         heard = sum([self._hearings[peer].heard for peer in needed])
-        return needed if 2 * heard >= min(len(self._inside) - 1, 2 * RINGS) else up
+        return needed if 2 * heard >= self._circle.neighbours_wanted else up
 
     # ── what the own advert says of links ───────────────────────────────────────────────────────────────────
     def _relist(self, now: float, effects: list[Effect]) -> None:
@@ -402,7 +323,7 @@ class Membership:
             self._links_untold = True
         self.view.hear(frozenset(heard), now)
         self._place_moved()
-        if self._watch_changes:
+        if self._circle.changed:
             self._rewatch(now, effects)
 
     def _matters(self, heard: list[PeerId]) -> bool:

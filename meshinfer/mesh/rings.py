@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from hashlib import blake2b
 from typing import Final
 
+from meshinfer import limits
+from meshinfer.mesh.view import View
 from meshinfer.values import PeerId
 
 RINGS: Final = 4
@@ -69,3 +71,117 @@ class Rings:
 def neighbours(me: PeerId, peers: Iterable[PeerId]) -> frozenset[PeerId]:
     """Whom `me` watches among `peers`; see `Rings`."""
     return Rings(peers).neighbours(me)
+
+
+class Circle:
+    """Whom one agent watches: its neighbours among the present; those that own plans name; and outside its part of the
+    mesh, its neighbours among those who may come, and whoever speaks to it. So both sides of an edge that is to come
+    watch each other, whether they meet for the first time or again. Times are monotonic seconds.
+
+    `changed` says that `watched` is to be asked again.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._me = view.me
+        self._inside = Rings([view.me])
+        self._outside = Rings()
+        self._linked: set[PeerId] = set()
+        self._strangers: dict[PeerId, float] = {}
+        self._speakers: dict[PeerId, float] = {}
+        self._wanted: frozenset[PeerId] = frozenset()
+        self.lingering: dict[PeerId, float] = {}
+        self.changed = False
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether time alone may change whom to watch."""
+        return bool(self.lingering or self._speakers or self._strangers)
+
+    @property
+    def neighbours_wanted(self) -> int:
+        """How many neighbours an agent of this mesh has."""
+        return min(len(self._inside) - 1, 2 * RINGS)
+
+    def want(self, peers: frozenset[PeerId]) -> None:
+        if peers != self._wanted:
+            self._wanted = peers
+            self.changed = True
+
+    def link(self, peer: PeerId, up: bool, now: float) -> None:
+        (self._linked.add if up else self._linked.discard)(peer)
+        self.place(peer, now)
+
+    def spoken_to(self, peer: PeerId, now: float) -> bool:
+        """A peer has spoken; whether that may change whom to watch."""
+        if self._view.is_present(peer) or peer == self._me:
+            return False
+        if peer not in self._speakers:
+            if len(self._speakers) >= limits.SPEAKERS:
+                return False
+            self.changed = True
+        self._speakers[peer] = now
+        return True
+
+    def speaks(self, peer: PeerId) -> bool:
+        """Whether a peer outside has spoken lately."""
+        return peer in self._speakers
+
+    def place(self, peer: PeerId, now: float) -> None:
+        """Put a peer on the rings on which it belongs: of the present, or of those who may come to be."""
+        if peer == self._me:
+            return
+        here = self._view.is_present(peer)
+        outside = not here and self._may_come(peer, now)
+        if here != (peer in self._inside) or outside != (peer in self._outside):
+            (self._inside.add if here else self._inside.discard)(peer)
+            (self._outside.add if outside else self._outside.discard)(peer)
+            self.changed = True
+
+    def watched(self, heard: Set[PeerId], now: float) -> set[PeerId]:
+        """Whom to watch from now on, given whom this agent hears of those that it watches."""
+        self.changed = False
+        for peer in [peer for peer, since in self._strangers.items() if since + limits.STRANGER_S <= now]:
+            self.place(peer, now)
+            del self._strangers[peer]
+        self._speakers = {
+            peer: at
+            for peer, at in self._speakers.items()
+            if at + limits.SILENCE_S > now and not self._view.is_present(peer)
+        }
+        wished = {*self._inside.neighbours(self._me), *self._outside.neighbours(self._me)}
+        wished |= self._speakers.keys() | self._wanted
+        wished = {peer for peer in wished if not self._has_left(peer)}
+        self._linger(heard - wished, now)
+        self.changed = False
+        return wished | self.lingering.keys()
+
+    def forgive(self, seconds: float) -> None:
+        """This agent stood still for so long."""
+        self._speakers = {peer: at + seconds for peer, at in self._speakers.items()}
+
+    def _linger(self, spare: Set[PeerId], now: float) -> None:
+        """Heard peers that need not be watched any more, and yet are: for a time, or while nobody else joins them to
+        this agent. Those who have waited longest go first."""
+        until = {peer: self.lingering.get(peer, now + limits.LINGER_S) for peer in sorted(spare)}
+        for peer in sorted(until, key=lambda peer: (until[peer], peer)):
+            if len(until) > limits.LINGERING or until[peer] <= now:
+                if self._has_left(peer) or self._view.holds_without(peer):
+                    del until[peer]
+                else:
+                    until[peer] = max(until[peer], now + limits.LINGER_S)
+        self.lingering = until
+
+    def _may_come(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer that is not present is worth a link: it was here, or there is a link, or it was heard of a
+        while ago. Most of those just heard of will be present, and on the rings, before that."""
+        advert = self._view.known.get(peer)
+        if advert is None or advert.leaving or peer in self._linked:
+            return peer in self._linked and (advert is None or not advert.leaving)
+        if peer in self._inside or peer in self._outside:
+            return True
+        return self._strangers.setdefault(peer, now) + limits.STRANGER_S <= now
+
+    def _has_left(self, peer: PeerId) -> bool:
+        advert = self._view.known.get(peer)
+        return advert is not None and advert.leaving
