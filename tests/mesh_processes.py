@@ -15,7 +15,7 @@ from typing import Any
 from meshinfer.front import client
 
 LOOPBACK = "127.0.0.1"
-READY_S = 90.0
+READY_S = 180.0
 
 
 def command(*words: str | Path) -> list[str]:

@@ -19,7 +19,7 @@ from meshinfer.engine.shard import PagedShard
 from meshinfer.engine.speed import Speed, measure
 from meshinfer.engine.step import Chunk, MissingKv, Overloaded, PoolFull, StepTiming
 from meshinfer.errors import StepError
-from meshinfer.limits import DETAIL_CHARS, PLAN_IDLE_S
+from meshinfer.limits import DETAIL_CHARS, MEASURE_AGAIN, MEASURE_AGAIN_S, PLAN_IDLE_S
 from meshinfer.mesh.plan import plan_id, shard_of
 from meshinfer.model import mapping
 from meshinfer.model.graph import PagedGraph
@@ -94,8 +94,8 @@ class Owner:
         speeds: Speeds,
         speed_drifted: Callable[[ShardKey, Speed], None],
     ) -> None:
-        """`speeds` keeps what is measured. `speed_drifted` is called once it keeps something else than before because
-        real steps of a shard take longer, or less long, than they did: then the advert is to be published anew."""
+        """`speeds` keeps what is measured. `speed_drifted` is called once it keeps something else than at loading: then
+        the advert is to be published anew."""
         self._me = me
         self._runner = runner
         self._send = send
@@ -133,8 +133,9 @@ class Owner:
                 return known.speed
             built, speed = await to_its_end(build, lambda made: made[0].close())
         self._runner.add(built)
-        self._loaded[shard] = Loaded(shard, built, layers, speed, Pace(layers))
+        loaded = self._loaded[shard] = Loaded(shard, built, layers, speed, Pace(layers))
         self._keep(shard, speed)
+        self._measure_later(loaded, MEASURE_AGAIN)
         return speed
 
     def unload(self, shard: ShardKey) -> None:
@@ -250,7 +251,9 @@ class Owner:
     def _reply(self, step: Step, message: Message) -> None:
         if isinstance(message, Step):
             if not self._send(message.route[message.hop], message):
-                self._refuse(step, RefusalReason.FAILED, "the next owner on the route cannot be reached")
+                # As if the next one had said no: the answer goes on along another route, and does not end here.
+                detail = "the next owner on the route cannot be reached"
+                self._refuse(step, RefusalReason.NOT_ACCEPTED, detail)
         elif not self._send(step.asker, message):
             # The asker is gone or cannot take more; its own deadline tells it.
             self._metrics.count("unsent.result")
@@ -284,6 +287,40 @@ class Owner:
     # ── speed ───────────────────────────────────────────────────────────────────────────────────────────────
     def _keep(self, shard: ShardKey, speed: Speed) -> bool:
         return self._speeds.put(shard.model, shard.device, self._precision, self._threads, speed)
+
+    def _measure_later(self, loaded: Loaded, times: int) -> None:
+        """A shard is loaded while others are, here and on the same PC, and its owner's ends of the model: what was
+        measured then may be far too slow. It is measured again when that has settled."""
+        if times:
+            self._loop.call_later(MEASURE_AGAIN_S, self._measure_again, loaded, times - 1)
+
+    def _measure_again(self, loaded: Loaded, times: int) -> None:
+        if self._loaded.get(loaded.key) is not loaded:
+            return
+
+        def back(outcome: Speed | Exception) -> None:
+            self._loop.call_soon_threadsafe(self._measured_again, loaded, outcome)
+
+        if not self._busy():
+            try:
+                self._runner.call(lambda: measure(loaded.shard, loaded.layers), back)
+            except StepError:
+                return  # the agent ends
+        self._measure_later(loaded, times)
+
+    def _busy(self) -> bool:
+        """Whether measuring would keep answers waiting, or be disturbed by a shard that is being loaded."""
+        now = self._loop.time()
+        stepped = any(one.under_way or now - one.stepped_at < PLAN_IDLE_S for one in self._served.values())
+        return stepped or self._building.locked()
+
+    def _measured_again(self, loaded: Loaded, outcome: Speed | Exception) -> None:
+        if isinstance(outcome, Exception):
+            _log.info("layers %s could not be measured again: %s", loaded.key.span, outcome)
+            return
+        loaded.speed = loaded.speed.best(outcome)
+        if self._loaded.get(loaded.key) is loaded and self._keep(loaded.key, loaded.speed):
+            self._speed_drifted(loaded.key, loaded.speed)
 
     def _look_for_drift(self, loaded: Loaded) -> None:
         shard = loaded.key

@@ -55,7 +55,7 @@ class Transport:
             message, so that a peer taken off the roster is not heard any more, whatever connections it has.
         receive: called in the loop with each message; the views own their memory, and are writable.
         on_link: called in the loop when the link to a connected peer comes up or goes down. A killed process
-            shows within a millisecond; a vanished PC after `CONTROL_DEAD_MS` on the control channel.
+            shows within a millisecond; a vanished PC after `CONTROL_DEAD_MS`.
 
     `counters` counts since the start: `received`, `received_bytes`, `sent`, `sent_bytes`, `unsent` (queue
     full or link down), `refused_keys` (strangers' handshakes), `dropped` (messages of peers no longer
@@ -205,6 +205,8 @@ class Transport:
         def changed(up: bool) -> None:
             if self._on_link is not None:
                 self._on_link(peer, channel, up)
+            if channel is Channel.CONTROL and not up and self._targets.get(peer) is target:
+                self._renew(peer, target)
 
         return Link(
             asyncio.get_running_loop(),
@@ -214,6 +216,15 @@ class Transport:
             endpoint(target.host, target.ports.of(channel)),
             changed,
         )
+
+    def _renew(self, peer: PeerId, target: _Target) -> None:
+        """The control link has broken, and what carries bodies with it: where no reset came, TCP would go on waiting
+        longer and longer between its tries, for up to `BODY_DEAD_MS` after the way is open again."""
+        for channel in (Channel.DATA, Channel.BULK):
+            link = self._links[peer, channel]
+            if link.up:
+                self._links[peer, channel] = self._link(peer, channel, target)
+                link.close()
 
     def disconnect(self, peer: PeerId) -> None:
         """Drop the links to `peer`, if there are any. `on_link` is told of those that were up."""
