@@ -304,7 +304,7 @@ class Agent:
             case PlanUnusable(reason):
                 _log.info("no plan: %s", reason)
                 self._ends.drop_plan()
-                self.asker.stop_using(reason)
+                self.asker.stop_using(reason, coming=self.mesh.plan is not None)
             case _:
                 assert_never(effect)
 

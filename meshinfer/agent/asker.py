@@ -32,7 +32,9 @@ from meshinfer.values import ModelId, PeerId, Plan, PlanId, SequenceId
 from meshinfer.wire.messages import Free, Message, Refusal, RefusalReason, Result, Step
 
 PATIENCE_S: Final = 10.0
-"""An answer whose route is gone waits so long for another before it ends with an error: a plan takes about 2 s."""
+LONG_PATIENCE_S: Final = 60.0
+"""An answer whose route is gone waits so long for another before it ends with an error: a plan takes about 2 s, and the
+longer time where one is being loaded."""
 
 AGAIN_S: Final = 0.5
 """A route that failed an answer is tried again after this, while no newer one is there."""
@@ -68,7 +70,11 @@ class Asker:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
+        self._coming = False
         self._closed = False
+        self.quiet = asyncio.Event()
+        """Set while no answer is under way."""
+        self.quiet.set()
 
     # ── plans ───────────────────────────────────────────────────────────────────────────────────────────────
     def use(self, plan: Plan, speaker: Speaker) -> None:
@@ -89,10 +95,10 @@ class Asker:
                 self._fail(sequence, RouteError("the answer ends here: the mesh serves another model now"))
         self._pump()
 
-    def stop_using(self, reason: str) -> None:
+    def stop_using(self, reason: str, coming: bool = False) -> None:
         """No new question can be asked. Answers under way go on while their owners serve them; those that lost their
-        route wait a while for another."""
-        self._newest = None
+        route wait a while for another, longer where one is `coming`."""
+        self._newest, self._coming = None, coming
         self._drop_idle()
         # What is missing is often known only once the mesh has settled: the last reason is the one to tell.
         for sequence, stranded in self._stranded.items():
@@ -108,15 +114,15 @@ class Asker:
 
     def lost(self, peer: PeerId, clause: str) -> None:
         """A peer "is gone" or "cannot be reached": answers on routes through it look for another at once."""
-        through = [route for route in self._routes.values() if peer in route.plan.owners]
-        for route in through:
+        for route in [route for route in self._routes.values() if peer in route.plan.owners]:
+            if route.rounds.idle:
+                continue
             newest = route is self._newest
             self._give_up(route, f"{self._name_of(peer)} {clause}")
             if newest:
                 # It may be a single link that broke, and the plan still hold: its answers try it again.
                 self._newest = self._routes[route.id] = Route(route.plan, route.speaker, self._steps)
-        if through:
-            self._pump()
+        self._set_timer()
 
     def _give_up(self, route: Route, reason: str) -> None:
         del self._routes[route.id]
@@ -174,13 +180,12 @@ class Asker:
         answer = Answer(session, asked_at, before.plan)
         if route is not None:
             answer.seat(route)
-            self._answers[sequence] = answer
-            self._pump()
-        else:
+        self._answers[sequence] = answer
+        self.quiet.clear()
+        if route is None:
             # The plan went while the prompt was rendered.
-            self._answers[sequence] = answer
             self._strand(sequence, "the plan has changed", monotonic())
-            self._set_timer()
+        self._pump()
         try:
             while True:
                 event = await answer.events.get()
@@ -206,7 +211,7 @@ class Asker:
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
     def _pump(self) -> None:
-        """Send what can be sent now."""
+        """Send what can be sent now; where there is no route, see that nothing waits for ever."""
         for route in [*self._routes.values()]:
             for draft in route.rounds.next_steps(monotonic()):
                 rows = rows_at_hand(draft, self._embedded)
@@ -214,7 +219,6 @@ class Asker:
                     self._send_step(route, draft, rows)
                 else:
                     self._embed(route, draft)
-        # Also where there is no route: answers must not wait for ever.
         self._set_timer()
 
     def _embed(self, route: Route, draft: StepDraft) -> None:
@@ -302,21 +306,10 @@ class Asker:
                 case Stranded(sequence, _, reason):
                     self._strand(sequence, reason, now)
                 case Free(sequences):
-                    self._free(route, sequences)
+                    for owner, free in route.frees(sequences, self._answers):
+                        self._send(owner, free)
         if route is not self._newest and route.rounds.idle and self._routes.get(route.id) is route:
             del self._routes[route.id]
-
-    def _free(self, route: Route, sequences: Sequence[int]) -> None:
-        """Tell the owners what they may forget: but nothing of an answer that goes on at them along another route."""
-        for owner in route.plan.owners:
-            done = tuple(sequence for sequence in sequences if not self._elsewhere(sequence, route, owner))
-            if done:
-                self._send(owner, Free(done))
-
-    def _elsewhere(self, sequence: int, route: Route, owner: PeerId) -> bool:
-        answer = self._answers.get(SequenceId(sequence))
-        other = None if answer is None else answer.route
-        return other is not None and other is not route and owner in other.plan.owners
 
     def _show(self, sequence: SequenceId, text: str, now: float) -> None:
         answer = self._answers.get(sequence)
@@ -339,7 +332,10 @@ class Asker:
     def _forget(self, sequence: SequenceId) -> Answer | None:
         self._stranded.pop(sequence, None)
         self._embedded.pop(sequence, None)
-        return self._answers.pop(sequence, None)
+        answer = self._answers.pop(sequence, None)
+        if not self._answers:
+            self.quiet.set()
+        return answer
 
     def _strand(self, sequence: SequenceId, reason: str, now: float) -> None:
         """The route is no good for this answer; it goes on along a newer one at once, or tries the same one again."""
@@ -347,7 +343,7 @@ class Asker:
         if answer is None:
             return
         pause_s = AGAIN_S if self._newest is None or answer.plan == self._newest.plan else 0.0
-        self._stranded[sequence] = Waiting(reason, now + pause_s, answer.strand(now) + PATIENCE_S)
+        self._stranded[sequence] = Waiting(reason, now + pause_s, answer.strand(now))
         self._embedded.pop(sequence, None)
 
     def _seat(self, answer: Answer, route: Route) -> None:
@@ -361,7 +357,7 @@ class Asker:
     # ── time ────────────────────────────────────────────────────────────────────────────────────────────────
     def _set_timer(self) -> None:
         """One timer for what happens though nothing comes: steps that stay away, pauses, answers without a route."""
-        times = [stranded.until for stranded in self._stranded.values()]
+        times = [stranded.since + self._patience_s for stranded in self._stranded.values()]
         if self._newest is not None:
             times += [stranded.again_at for stranded in self._stranded.values()]
         deadlines = [route.rounds.next_deadline() for route in self._routes.values()]
@@ -376,6 +372,10 @@ class Asker:
             self._timer_due = due
             self._timer = self._loop.call_later(max(0.0, due - monotonic()), self._time_passed)
 
+    @property
+    def _patience_s(self) -> float:
+        return LONG_PATIENCE_S if self._coming and self._newest is None else PATIENCE_S
+
     def _time_passed(self) -> None:
         self._timer = None
         now = monotonic()
@@ -383,7 +383,7 @@ class Asker:
             self._carry_out(route, route.rounds.expire(now))
             route.tidy()
         for sequence, stranded in list(self._stranded.items()):
-            if stranded.until <= now:
+            if stranded.since + self._patience_s <= now:
                 self._fail(sequence, RouteError(f"the answer ends here: {stranded.reason}"))
             elif self._newest is not None and stranded.again_at <= now:
                 self._seat(self._answers[sequence], self._newest)

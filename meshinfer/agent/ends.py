@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
@@ -22,6 +23,9 @@ from meshinfer.values import ModelId, Plan
 
 PREPARE_AGAIN_S: Final = 30.0
 """Embedding and head that could not be had are tried again after so long: who has them may be back, or a disk empty."""
+
+FAREWELL_S: Final = 20.0
+"""Answers under way are ended so long after the mesh has begun to serve another model; who asks that one waits."""
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +113,11 @@ class Ends:
             _log.exception("nobody can ask here")
 
     async def _make_speaker(self, model: ModelId) -> Speaker:
+        if self._speaker is not None:
+            # Answers of the model that was served so far may end as they began, for as long as its owners serve it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await self._asker.quiet.wait()
         self._drop_speaker()
         files = self._library.files(model)
         if files is None:

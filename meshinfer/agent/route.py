@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ from meshinfer.engine.step import Rows
 from meshinfer.errors import MeshinferError
 from meshinfer.mesh.plan import plan_id, pool_limit
 from meshinfer.values import PeerId, Plan, SequenceId
-from meshinfer.wire.messages import Refusal, Result
+from meshinfer.wire.messages import Free, Refusal, Result
 
 Embedded = tuple[int, int, Rows]
 """Position, token, and what it is embedded to."""
@@ -55,6 +55,24 @@ class Route:
         """What a step took; None for one that was not sent, or has come back before."""
         sent_at = self.sent_at.pop(result.step, None)
         return None if sent_at is None else StepPassed(int((came_at - sent_at) * 1e6), result.trace)
+
+    def frees(
+        self, sequences: Sequence[int], answers: Mapping[SequenceId, Answer]
+    ) -> Iterator[tuple[PeerId, Free]]:
+        """What each owner may forget: nothing of an answer that goes on there along another route."""
+        elsewhere = {
+            sequence: answers[SequenceId(sequence)].route for sequence in sequences if sequence in answers
+        }
+        for owner in self.plan.owners:
+            done = tuple(
+                sequence
+                for sequence in sequences
+                if (other := elsewhere.get(sequence)) is None
+                or other is self
+                or owner not in other.plan.owners
+            )
+            if done:
+                yield owner, Free(done)
 
     def tidy(self) -> None:
         """Forgets when steps were sent that are not waited for any more."""
@@ -111,11 +129,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An answer without a route: why, when to try the newest one, and until when to wait for another."""
+    """An answer without a route: why, when to try the newest one, and since when no route has brought it a token."""
 
     reason: str
     again_at: float
-    until: float
+    since: float
 
 
 def rows_at_hand(draft: StepDraft, embedded: Mapping[SequenceId, Embedded]) -> Rows | None:
