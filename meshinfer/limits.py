@@ -457,6 +457,15 @@ PLAN_IDLE_S: Final = 2.0
 """A plan without a step for so long, and without KV of an answer that was stepped under it, is idle: an answer under
 way steps ten times a second, or waits for an owner no longer than `RETRY_MAX_S`."""
 
+MEASURE_S: Final = 0.5
+"""What measuring a shard takes, unless a single step of it takes longer."""
+
+MEASURE_AGAIN_S: Final = 5.0
+MEASURE_AGAIN: Final = 4
+"""How long after a shard was loaded it is measured again while nobody is answered, and how often: loading five shards
+and a head takes 10 s on a slow PC. Worst case: a step that comes just then waits for `MEASURE_S` and a chunk of as
+long."""
+
 DRIFT_WINDOW_S: Final = 60.0
 DRIFT_WINDOWS: Final = 3
 """A speed has drifted when so many windows in a row say so: other work of a minute or two on a PC moves no layers."""
@@ -547,10 +556,11 @@ LOOK_AROUND_S: Final = 0.5
 """In a mesh of more than `ONE_CELL` peers, what happens outside an agent's own cell and plans is looked at so often."""
 
 ONE_CELL: Final = 32
-CELL_PEERS: Final = 16
+CELL_PEERS: Final = 12
 CELL_PLANS: Final = 3
-"""Up to `ONE_CELL` peers plan together. A larger mesh is cut into as many cells as leave each at least `CELL_PEERS` peers
-and memory for `CELL_PLANS` plans on average: enough to choose from, few enough that planning takes milliseconds."""
+"""Up to `ONE_CELL` peers plan together. A larger mesh is halved, and its halves again, where each half has at least
+`CELL_PEERS` peers and memory for `CELL_PLANS` plans: enough to choose from, few enough that planning takes
+milliseconds."""
 
 SPREAD_PERCENT: Final = 150
 """Askers are spread over all usable plans that take at most this share of the fastest one's time."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from hashlib import sha256
 
 from meshinfer import limits
 from meshinfer.mesh import reasons
 from meshinfer.mesh.allocation import Allocation, Better, Scene, able, allocate, touching
-from meshinfer.mesh.cells import Cell
+from meshinfer.mesh.asking import Asking
+from meshinfer.mesh.cells import Cell, cell_of
 from meshinfer.mesh.events import Effect, NeedModel, PlanUnusable, PlanUsable
 from meshinfer.mesh.picture import Picture, Status
 from meshinfer.mesh.placement import Costs, Shortfall
+from meshinfer.mesh.placements import needed_bytes
 from meshinfer.mesh.plan import flaw, plan_id
 from meshinfer.mesh.promises import Promises
 from meshinfer.mesh.timing import Calm, Doubts, Lasting
@@ -52,9 +53,15 @@ class Agreement:
         self._times_asked = 0
         self._allocation = Allocation()
         self._stale = True
-        self._look_again_at: float | None = None
+        self._waiting = True
+        """Whether something is to be done about the targets when its time has come."""
+        self._cell = Cell()
+        self._room: tuple[ModelId | None, int] = (None, 0)
+        self._concerned: frozenset[PeerId] = frozenset()
+        self._measure_at: float | None = None
+        self._look_around_at: float | None = None
         self._due: list[float] = [now]
-        self._using: PlanId | None = None
+        self._asking = Asking(self.me, self.picture, self.models)
         self._said: Plan | str | None = None
         self._sync()
 
@@ -86,14 +93,9 @@ class Agreement:
 
     def usable_plans(self) -> tuple[Plan, ...]:
         """Those under which this agent may ask, in order of id."""
-        return tuple(self.picture.plan(one) for one in sorted(self.picture.plans()) if self.may_use(one))
-
-    def may_use(self, identity: PlanId) -> bool:
-        """Only when all its owners have accepted it and are ready, in their own present words."""
-        if not self.picture.known(identity) or not self.picture.ready(identity):
-            return False
-        plan = self.picture.plan(identity)
-        return plan.model in self.models and flaw(plan, self.models[plan.model]) is None
+        return tuple(
+            self.picture.plan(one) for one in sorted(self.picture.plans()) if self._asking.may_use(one)
+        )
 
     def partners(self) -> frozenset[PeerId]:
         """Peers named in the plans that this agent stands by, which it has to hear itself."""
@@ -108,16 +110,31 @@ class Agreement:
         """Another's newest advert, None when it is gone. True where there is something to decide."""
         before = self.picture.get(peer)
         changed = self.picture.put(peer, advert)
+        if not self._concerns(peer, before, advert):
+            if changed and self._look_around_at is None:
+                self._look_around_at = now + limits.LOOK_AROUND_S
+                self._later(self._look_around_at)
+            return False
         self._stale = self._stale or changed
         if before is not None and advert is not None and before.links != advert.links:
             self._measured(now)
         return changed
 
+    def _concerns(self, peer: PeerId, before: Advert | None, advert: Advert | None) -> bool:
+        """Whether a peer's advert has to do with this agent's cell, or with the plan that it asks under."""
+        if self._cell.bits == 0 or peer in self._cell or peer in self._concerned:
+            return True
+        if self.plan is not None and peer in self.plan.named:
+            return True
+        if advert is None or (before is not None and before.standings == advert.standings):
+            return False
+        return any(one in self._cell for standing in advert.standings for one in standing.plan.named)
+
     def _measured(self, now: float) -> None:
         """What links cost is no reason to plan, but may make a plan better: it is enough to look at it soon."""
-        if self._look_again_at is None:
-            self._look_again_at = now + limits.LINKS_SETTLE_S
-            self._later(self._look_again_at)
+        if self._measure_at is None:
+            self._measure_at = now + limits.LINKS_SETTLE_S
+            self._later(self._measure_at)
 
     def changed(self, base: Advert, now: float) -> bool:
         """What the own advert says besides plans. True where there is something to decide."""
@@ -148,14 +165,16 @@ class Agreement:
     # ── decisions ───────────────────────────────────────────────────────────────────────────────────────
     def decide(self, now: float, effects: list[Effect]) -> None:
         """Bring all that depends on what has changed, or on time, up to date."""
-        if self._look_again_at is not None and self._look_again_at <= now:
-            self._look_again_at, self._stale = None, True
+        if self._measure_at is not None and self._measure_at <= now:
+            self._measure_at, self._stale = None, True
+        if self._look_around_at is not None and self._look_around_at <= now:
+            self._look_around_at = None
         self._pass(now, effects)
         if self._stale:  # by what this agent itself has just accepted or dropped
             self._pass(now, effects)
 
     def _pass(self, now: float, effects: list[Effect]) -> None:
-        self._due = [] if self._look_again_at is None else [self._look_again_at]
+        self._due = [time for time in (self._measure_at, self._look_around_at) if time is not None]
         self.promises.drop_what_cannot_stay(self._base, now, effects)
         self._later(self.promises.next_try())
         self._doubt(now)
@@ -196,20 +215,50 @@ class Agreement:
     # ── targets ─────────────────────────────────────────────────────────────────────────────────────────
     def _follow_targets(self, now: float, effects: list[Effect]) -> None:
         if self.model is None or self.model not in self.models:
-            self._allocation = Allocation()
+            self._allocation, self._waiting = Allocation(), True
             return
+        self._choose_cell(self.models[self.model])
+        if not (self._stale or self._waiting) and self._lasting.ripe(now) == self._lasting.taken:
+            self._later(self._lasting.next_ripe(now))
+            return
+        self._waiting = False
         scene = self._scene(self.model)
         self._observe(scene, now)
         if (settles_at := self._settles_at(scene)) > now:
-            self._later(settles_at)
+            self._wait(settles_at)
             return
         self._calm.acted(now)
         self._allocate(scene, now)
         self._follow(self.acceptable(self._allocation), now, effects)
 
+    def _wait(self, time: float) -> None:
+        self._waiting = True
+        self._later(time)
+
+    def _choose_cell(self, facts: ModelFacts) -> None:
+        """Anew where peers have come or gone, or give more or less memory."""
+        picture = self.picture
+        if len(picture) <= limits.ONE_CELL:
+            cell = Cell()
+        elif self._room == (facts.model, picture.room_changes):
+            return
+        else:
+            self._room = (facts.model, picture.room_changes)
+            room = {
+                advert.peer: advert.capacity_bytes for advert in picture.adverts if advert.capacity_bytes > 0
+            }
+            cell = cell_of(self.me, room, needed_bytes(facts, self._costs))
+        if cell != self._cell:
+            self._cell, self._stale = cell, True
+
     def _scene(self, model: ModelId) -> Scene:
-        peers = tuple(advert.peer for advert in self.picture.adverts)
-        return Scene(self.picture, Cell(), peers, self._base.rules, model, self.models, self._costs)
+        cell = self._cell
+        peers = (
+            tuple(peer for peer in self.picture.peers if peer in cell)
+            if cell.bits
+            else tuple(self.picture.peers)
+        )
+        return Scene(self.picture, cell, peers, self._base.rules, model, self.models, self._costs)
 
     def _observe(self, scene: Scene, now: float) -> None:
         """Note what plans depend on, and which proposals are under way, so that it shows for how long both have been
@@ -225,7 +274,9 @@ class Agreement:
             tuple(broken),
         )
         self._calm.note(content, now)
-        waiting = [one for one in touching(picture, scene.peers) if picture.status(one) is not Status.HELD]
+        plans = touching(picture, scene.peers)
+        self._concerned = frozenset(peer for one in plans for peer in picture.plan(one).named)
+        waiting = [one for one in plans if picture.status(one) is not Status.HELD]
         self._quiet.note(frozenset(waiting), now)
 
     def _of(self, peer: PeerId) -> Advert:
@@ -261,11 +312,14 @@ class Agreement:
         """Stand by the targets and by nothing else. A plan that somebody stands by already is joined at once, a new one
         is proposed when proposals have been quiet, so that two do not cross again and again."""
         wanted = {plan_id(plan): plan for plan in targets}
+        for plan in self._allocation.elsewhere:
+            if self.promises.standing(plan_id(plan)) is not None:
+                wanted[plan_id(plan)] = plan
         new = {one: plan for one, plan in wanted.items() if self.promises.standing(one) is None}
         if any(not self.picture.known(one) for one in new):
             quiet_at = self._quiet.settles_at(limits.SETTLE_AGAIN_S)
             if quiet_at > now:
-                self._later(quiet_at)
+                self._wait(quiet_at)
                 return
         self._drop_others(wanted, bool(wanted), now, effects)
         for identity, plan in new.items():
@@ -284,7 +338,7 @@ class Agreement:
             may_return = self.picture.status(identity) is Status.OVER and not self.picture.passed_by(identity)
             until = self._lost_at[identity] + limits.KEEP_BROKEN_S
             if may_return and not at_once and until > now:
-                self._later(until)
+                self._wait(until)
             else:
                 self._drop(identity, effects)
 
@@ -293,11 +347,8 @@ class Agreement:
         for identity, old in tuple(self.promises.promised.items()):
             if self.promises.fits([*self.promises.promised.values(), plan], self._base):
                 return
-            if self.is_weak(old):
+            if self.picture.is_weak(old):
                 self._drop(identity, effects)
-
-    def is_weak(self, plan: Plan) -> bool:
-        return len(plan.owners) < self.picture.min_owners() or self.picture.unwanted(plan.model)
 
     def _drop(self, identity: PlanId, effects: list[Effect]) -> None:
         self.promises.drop(identity, effects)
@@ -340,40 +391,15 @@ class Agreement:
     # ── which plan to ask under ─────────────────────────────────────────────────────────────────────────
     def _conclude(self, effects: list[Effect]) -> None:
         """Tell whether questions can be asked, when that or its reason has changed."""
-        self._using = self._choose()
-        self.usable = self._using is not None
-        self.plan = self.picture.plan(self._using) if self._using is not None else self._awaited()
+        using = self._asking.choose(self.model)
+        self.usable = using is not None
+        self.plan = self.picture.plan(using) if using is not None else self._awaited()
         self.reason = "" if self.usable else self._reason()
         said = self.plan if self.usable else self.reason
         if said == self._said:
             return
         self._said = said
         effects.append(PlanUsable(said) if isinstance(said, Plan) else PlanUnusable(self.reason))
-
-    def _choose(self) -> PlanId | None:
-        usable = [one for one in self.picture.plans() if self.may_use(one)]
-        if not usable:
-            return None
-        best = min(map(self._class, usable))
-        usable = [one for one in usable if self._class(one) == best]
-        if self._using in usable:
-            return next(
-                (one for one in sorted(usable) if self.picture.plan(one).replaces == self._using), self._using
-            )
-        fastest = min(self.picture.plan(one).predicted_us for one in usable)
-        near = [
-            one
-            for one in usable
-            if self.picture.plan(one).predicted_us * 100 <= fastest * limits.SPREAD_PERCENT
-        ]
-        return min(near, key=lambda one: (self.me not in self.picture.plan(one).owners, self._spread(one)))
-
-    def _class(self, identity: PlanId) -> tuple[bool, bool]:
-        plan = self.picture.plan(identity)
-        return self.is_weak(plan), plan.model != self.model
-
-    def _spread(self, identity: PlanId) -> bytes:
-        return sha256(f"{self.me}:{identity}".encode()).digest()
 
     def _awaited(self) -> Plan | None:
         """What will be asked under, as far as can be told."""

@@ -9,26 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
 
 from meshinfer.mesh.cells import Cell
 from meshinfer.mesh.picture import Picture, Status
-from meshinfer.mesh.placement import (
-    SLACK_PERCENT,
-    Candidate,
-    Costs,
-    Hops,
-    Options,
-    Shortfall,
-    memory_bytes,
-    place,
-)
+from meshinfer.mesh.placement import SLACK_PERCENT, Candidate, Costs, Shortfall, memory_bytes
+from meshinfer.mesh.placements import Ground, Request, placed
 from meshinfer.mesh.plan import plan_id, same_but_round, shards_of
 from meshinfer.values import ModelFacts, ModelId, Objective, PeerId, Plan, PlanId, Readiness, ShardKey
-
-KNOWN_PLACEMENTS = 4096
-"""Placements remembered: one for each set of peers that a decision looks at. Agents simulated in one process share
-them: those of a cell look at the same."""
 
 
 class Better(StrEnum):
@@ -55,10 +42,12 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """`targets` are disjoint, but that one may name peers of the held plan that it replaces. `better` names held plans
-    that could be improved, and why. `shortfall` says what is missing where there is no target at all."""
+    """`targets` are disjoint, but that one may name peers of the held plan that it replaces. `elsewhere` are plans of
+    other cells that name peers of this one. `better` names held plans that could be improved, and why. `shortfall` says
+    what is missing where there is no target at all."""
 
     targets: tuple[Plan, ...] = ()
+    elsewhere: tuple[Plan, ...] = ()
     better: tuple[tuple[PlanId, Better], ...] = ()
     shortfall: Shortfall | None = None
 
@@ -95,12 +84,14 @@ class _Allocator:
         self._objective = picture.objective()
         self._able = able(scene)
         self._free = set(self._able)
-        self._ground = _Ground(picture, self._able, self._facts.hidden)
+        self._ground = Ground(picture, self._able, self._facts.hidden)
         self._targets: list[Plan] = []
         self._kept: dict[PlanId, Plan] = {}
         self._better: list[tuple[PlanId, Better]] = []
         self._anchors: list[tuple[PlanId, Plan]] = []
         self._shortfall: Shortfall | None = None
+        self._strong = False
+        """Whether a plan works that is not weak: weak ones are of no more use then."""
         self._plans = {one: picture.plan(one) for one in sorted(touching(scene.picture, scene.peers))}
         self._elsewhere = {one for one, plan in self._plans.items() if plan.owners[0] not in scene.cell}
 
@@ -112,22 +103,23 @@ class _Allocator:
         self._make_new()
         self._improve()
         shortfall = None if self._targets else self._shortfall
-        return Allocation(tuple(self._targets), tuple(self._better), shortfall)
+        elsewhere = tuple(
+            self._plans[one] for one in sorted(self._elsewhere) if not self._is(one, Status.OVER)
+        )
+        return Allocation(tuple(self._targets), elsewhere, tuple(self._better), shortfall)
 
     # ── what is there ───────────────────────────────────────────────────────────────────────────────────
     def _keep_held(self) -> None:
         held = {one: plan for one, plan in self._plans.items() if self._is(one, Status.HELD)}
-        strong = any(self._picture.ready(one) and not self._weak(plan) for one, plan in held.items())
+        self._strong = any(
+            self._picture.ready(one) and not self._picture.is_weak(plan) for one, plan in held.items()
+        )
         for identity, plan in held.items():
             if identity in self._elsewhere:
                 self._free.difference_update(plan.named)
-            elif not (strong and self._weak(plan)):
+            elif not (self._strong and self._picture.is_weak(plan)):
                 self._kept[identity] = plan
                 self._target(plan)
-
-    def _weak(self, plan: Plan) -> bool:
-        """Whether a plan is only for want of a better one, however well it works."""
-        return len(plan.owners) < self._fewest or self._picture.unwanted(plan.model)
 
     def _go_on_with_open(self) -> None:
         """A plan that somebody has accepted is joined where it is as good as what would be made now."""
@@ -138,7 +130,7 @@ class _Allocator:
             elif plan.model == self._scene.model:
                 if not self._is(identity, Status.OPEN) or not self._is_possible(plan):
                     self._anchors.append((identity, plan))
-                elif plan.replaces not in self._kept or self._weak(self._kept[plan.replaces]):
+                elif plan.replaces not in self._kept or self._picture.is_weak(self._kept[plan.replaces]):
                     if self._is_good(plan):
                         self._target(plan)
                     else:
@@ -163,7 +155,9 @@ class _Allocator:
 
     def _is_good(self, plan: Plan) -> bool:
         """Whether it takes free peers, or those of weak plans, and nothing much better could be made of them."""
-        weak = [kept for kept in self._overlapping(plan) if self._weak(kept)]
+        if self._strong and self._picture.is_weak(plan):
+            return False
+        weak = [kept for kept in self._overlapping(plan) if self._picture.is_weak(kept)]
         given = self._free.union(*(kept.named for kept in weak))
         if not given.issuperset(plan.named) or len(weak) < len(self._overlapping(plan)):
             return False
@@ -195,7 +189,7 @@ class _Allocator:
         weak = {
             identity: plan
             for identity, plan in self._kept.items()
-            if self._weak(plan) and not self._picture.superseded(identity)
+            if self._picture.is_weak(plan) and not self._picture.superseded(identity)
         }
         reached = {peer for plan in self._targets for peer in plan.named if plan not in self._kept.values()}
         if not weak or any(reached.intersection(plan.named) for plan in weak.values()):
@@ -222,7 +216,7 @@ class _Allocator:
             if mine:
                 repaired = self._place(mine | (self._free - claimed.keys()), keep=plan, replaces=identity)
                 claimed = {peer: by for peer, by in claimed.items() if by != identity}
-                if isinstance(repaired, Plan):
+                if isinstance(repaired, Plan) and not (self._targets and self._picture.is_weak(repaired)):
                     self._target(repaired)
 
     def _make_new(self) -> None:
@@ -232,7 +226,7 @@ class _Allocator:
             if isinstance(plan, Shortfall):
                 self._shortfall = plan
                 return
-            if self._targets and len(plan.owners) < self._fewest:
+            if self._targets and self._picture.is_weak(plan):
                 return
             self._target(plan)
         if not self._targets and isinstance(nobody := self._place(()), Shortfall):
@@ -240,7 +234,11 @@ class _Allocator:
 
     def _improve(self) -> None:
         for identity, plan in self._kept.items():
-            if self._picture.superseded(identity) or self._weak(plan) or plan.model != self._scene.model:
+            if (
+                self._picture.superseded(identity)
+                or self._picture.is_weak(plan)
+                or plan.model != self._scene.model
+            ):
                 continue
             found = self._improvement(identity, plan)
             if found is None:
@@ -312,8 +310,8 @@ class _Allocator:
         among = tuple(self._able[peer] for peer in sorted(peers))
         kept = tuple((one.peer, _shards(beside or {}, one.peer)) for one in among)
         taken = tuple((one.peer, self._taken(dict(kept)[one.peer], one)) for one in among)
-        request = _Request(among, self._fewest, self._objective, keep, kept, taken)
-        found = _placed(self._facts, self._scene.costs, request, self._ground)
+        request = Request(among, self._fewest, self._objective, keep, kept, taken)
+        found = placed(self._facts, self._scene.costs, request, self._ground)
         return found if isinstance(found, Shortfall) else self._stamped(replace(found, replaces=replaces))
 
     def _taken(self, shards: frozenset[ShardKey], one: Candidate) -> int:
@@ -341,46 +339,3 @@ def _same_layout(one: Plan, other: Plan) -> bool:
 
 def _shards(plans: Mapping[PlanId, Plan], peer: PeerId) -> frozenset[ShardKey]:
     return frozenset(shard for plan in plans.values() for shard in shards_of(plan, peer))
-
-
-class _Ground:
-    """What links cost between the peers of a cell; hashed once, since many placements are made on it."""
-
-    def __init__(self, picture: Picture, able: Mapping[PeerId, Candidate], hidden: int) -> None:
-        adverts = (picture.get(peer) for peer in sorted(able))
-        hops = Hops.of([advert for advert in adverts if advert is not None], hidden)
-        inside = {pair: us for pair, us in hops.us.items() if pair[0] in able and pair[1] in able}
-        broken = frozenset(pair for pair in hops.broken if pair[0] in able and pair[1] in able)
-        self.hops = Hops(inside, broken)
-        self._content = (frozenset(inside.items()), broken)
-        self._hash = hash(self._content)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Ground) and self._content == other._content
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    candidates: tuple[Candidate, ...]
-    min_owners: int
-    objective: Objective
-    keep: Plan | None
-    kept: tuple[tuple[PeerId, frozenset[ShardKey]], ...]
-    taken: tuple[tuple[PeerId, int], ...]
-
-
-@lru_cache(maxsize=KNOWN_PLACEMENTS)
-def _placed(facts: ModelFacts, costs: Costs, request: _Request, ground: _Ground) -> Plan | Shortfall:
-    """Without rounds, and without what it replaces: those are no part of where layers go."""
-    options = Options(
-        min_owners=request.min_owners,
-        objective=request.objective,
-        hops=ground.hops,
-        keep=request.keep,
-        kept={peer: shards for peer, shards in request.kept if shards},
-        taken_bytes={peer: size for peer, size in request.taken if size},
-    )
-    return place(facts, request.candidates, costs, options)

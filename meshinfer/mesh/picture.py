@@ -6,8 +6,9 @@ that a mesh of a thousand costs no more at each change than the change itself.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from meshinfer.mesh.plan import flaw, plan_id
@@ -32,6 +33,9 @@ class Picture:
 
     def __init__(self, adverts: Iterable[Advert] = ()) -> None:
         self._of: dict[PeerId, Advert] = {}
+        self._order: list[PeerId] = []
+        self.room_changes = 0
+        """Goes up whenever somebody comes, goes, or gives more or less memory."""
         self._standings: dict[PeerId, dict[PlanId, Standing]] = {}
         self._plans: dict[PlanId, Plan] = {}
         self._holders: dict[PlanId, set[PeerId]] = {}
@@ -54,10 +58,14 @@ class Picture:
             if advert is not None:
                 self._of[peer] = advert
             return False
-        if before is not None:
+        if before is None or advert is None or before.capacity_bytes != advert.capacity_bytes:
+            self.room_changes += 1
+        if before is None:
+            insort(self._order, peer)
+        else:
             self._count(before, -1)
         if advert is None:
-            del self._of[peer]
+            del self._of[peer], self._order[bisect_left(self._order, peer)]
             self._doubting.pop(peer, None)
         else:
             self._of[peer] = advert
@@ -130,7 +138,12 @@ class Picture:
     @property
     def adverts(self) -> tuple[Advert, ...]:
         """In order of peer id."""
-        return tuple(self._of[peer] for peer in sorted(self._of))
+        return tuple(self._of[peer] for peer in self._order)
+
+    @property
+    def peers(self) -> Sequence[PeerId]:
+        """In order of id."""
+        return self._order
 
     def floor(self, peer: PeerId) -> int:
         """The last round that is over for a peer, or taken: it accepts only plans of a higher one."""
@@ -255,6 +268,10 @@ class Picture:
             for peer in plan.owners
         )
 
+    def is_weak(self, plan: Plan) -> bool:
+        """Whether a plan is only for want of a better one, however well it works."""
+        return len(plan.owners) < self.min_owners() or self.unwanted(plan.model)
+
     def superseded(self, identity: PlanId) -> bool:
         """Whether one of its owners stands by a later plan too, which is held: this one is on its way out."""
         plan = self._plans[identity]
@@ -275,7 +292,10 @@ class Picture:
         """The model to plan for: that of a held plan, unless it is unwanted; else one that a peer has whole; of
         several the one that most peers want, then the lowest id. One that nobody has whole is tried too: its owners may
         hold the spans they need."""
-        held = {plan.model for identity, plan in self._plans.items() if self.status(identity) is Status.HELD}
+        held: set[ModelId] = set()
+        for identity, plan in self._plans.items():
+            if plan.model not in held and self.status(identity) is Status.HELD:
+                held.add(plan.model)
         kept = {model for model in held if not self.unwanted(model)}
         return min(
             {*self._models(), *kept},
