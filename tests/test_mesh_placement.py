@@ -25,7 +25,7 @@ from meshinfer.mesh.placement import (
     place,
 )
 from meshinfer.mesh.plan import flaw, shard_of
-from meshinfer.mesh.search import stretched
+from meshinfer.mesh.stages import covered
 from meshinfer.values import Assignment, KvShape, ModelFacts, OwnerFacts, Plan, Precision
 
 
@@ -336,7 +336,7 @@ def test_a_tight_fit_over_more_peers_than_are_searched_exactly_is_found() -> Non
         capacities = [random.randint(average // 10, 2 * average - average // 10) for _ in range(12)]
         plan = place(facts, peers(*capacities), COSTS)
         everything = tuple(plan_lane(facts, one) for one in peers(*capacities))
-        assert isinstance(plan, Plan) == (stretched(free_task(everything)) is not None), seed
+        assert isinstance(plan, Plan) == (covered(free_task(everything)) is not None), seed
         found += isinstance(plan, Plan)
     assert 0 < found < 30, "both kinds must be among them"
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshinfer.mesh.lanes import ANY, Bounds, Chain, Hop, Lane, Link, Task
-from meshinfer.mesh.packing import many_chain, many_least_stage
-from meshinfer.mesh.search import EXACT_LANES, exact_chain, least_stage, stretched
+from meshinfer.mesh.packing import any_chain, greedy_chain, many_chain
+from meshinfer.mesh.search import EXACT_LANES, exact_chain
+from meshinfer.mesh.stages import covered, least_stage
 from meshinfer.values import Objective, Span
 
 SLACK_PERCENT = 20
@@ -20,16 +21,15 @@ REPAIR_STEPS = 10_000
 def best_chain(task: Task, objective: Objective) -> Chain | None:
     """The chain that costs least, or the one whose slowest stage takes least and then costs least; None where none
     holds all layers. Exact for up to `EXACT_LANES` lanes (unless the search is given up, see there), good beyond."""
-    few, bounds = len(task.lanes) <= EXACT_LANES, ANY
-    if objective is Objective.THROUGHPUT:
-        stage = least_stage(task) if few else many_least_stage(task)
-        if stage is None:
-            return None
-        bounds = Bounds(stage=stage)
-    elif few and stretched(task) is None and not any(lane.held for lane in task.lanes):
+    few = len(task.lanes) <= EXACT_LANES
+    known = covered(task) if few else any_chain(task)
+    bounds = ANY
+    if known is None:
         return None
+    if objective is Objective.THROUGHPUT:
+        bounds = Bounds(stage=least_stage(task, covered if few else greedy_chain, known))
     chain = exact_chain(task, bounds) if few else None
-    return chain or many_chain(task, bounds) or (stretched(task, bounds.stage) if few else None)
+    return chain or many_chain(task, known, bounds) or (covered(task, bounds.stage) if few else known)
 
 
 def calm_chain(task: Task, objective: Objective, best: Chain, earlier: Chain) -> Chain:
@@ -122,7 +122,7 @@ def _fill(
         fewest=1,
     )
     inner = Bounds(stage=bounds.stage, still=bounds.still)
-    found = exact_chain(part, inner, REPAIR_STEPS) or stretched(part, bounds.stage)
+    found = exact_chain(part, inner, REPAIR_STEPS) or covered(part, bounds.stage)
     if found is None:
         return None
     return tuple(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from meshinfer.limits import ROUTE_HOPS
 from meshinfer.mesh.lanes import ANY, Bounds, Chain, Lane, Link, Task, cut, filled, least_hop, twins
-from meshinfer.mesh.search import EXACT_LANES, STAGE_BITS, exact_chain
+from meshinfer.mesh.search import EXACT_LANES, exact_chain
 from meshinfer.values import Span
 
 BEAM_LANES = 2520
@@ -24,6 +24,9 @@ ANCHORS = 4
 STARTS = 8
 """Lanes from which an order is begun when the nearest is put next to each."""
 
+REFINE_STEPS = 30_000
+"""Partial chains of the lanes of a good chain that are looked at, see `search.SEARCH_STEPS`."""
+
 IMPROVED = 2
 """Chains that are improved, the best of those that were found."""
 
@@ -31,37 +34,30 @@ ROUNDS = 4
 """How often a chain is cut anew after its lanes were changed for better ones; it rarely changes after the second."""
 
 
-def many_chain(task: Task, bounds: Bounds = ANY) -> Chain | None:
-    """A good chain over any number of lanes; None where none was found."""
-    seeds = [chain for order in _orders(task) if (chain := _cut(task, order, bounds)) is not None]
-    if bounds.stage is not None and (greedy := greedy_chain(task, bounds.stage)) is not None:
-        seeds.append(greedy)
-    if not seeds and (packed := _cut(task, packed_lanes(task), bounds)) is not None:
-        seeds.append(packed)
+def many_chain(task: Task, known: Chain | None, bounds: Bounds = ANY) -> Chain | None:
+    """A good chain over any number of lanes, `known` or better; None where none was found."""
+    orders = (order for order in _orders(task) if len(order) <= ROUTE_HOPS)
+    seeds = [chain for order in orders if (chain := _cut(task, order, bounds)) is not None]
+    if bounds.stage is not None:
+        known = greedy_chain(task, bounds.stage)
+    if known is not None and (not seeds or bounds.stage is not None):
+        seeds.append(known)
     seeds.sort(key=lambda chain: (task.cost(chain) or 0, chain))
     better = [_improved(task, chain, bounds) for chain in seeds[:IMPROVED]]
     best = min(better, key=lambda chain: (task.cost(chain) or 0, chain), default=None)
     if best is None or len(best) > min(EXACT_LANES, len(task.lanes) - 1):
         return best
     chosen = sorted(link.lane for link in best)
-    found = exact_chain(task.among(chosen), bounds)
+    found = exact_chain(task.among(chosen), bounds, REFINE_STEPS)
     return best if found is None else tuple(Link(chosen[link.lane], link.span) for link in found)
 
 
-def many_least_stage(task: Task) -> int | None:
-    """As `search.least_stage`, for many lanes: not the least, but near it."""
-    chain = greedy_chain(task) or _cut(task, packed_lanes(task), ANY)
-    if chain is None:
+def any_chain(task: Task) -> Chain | None:
+    """Some chain of few full lanes, whatever it costs; None where none was found."""
+    most = sorted((_most_work(task, lane) for lane in task.lanes), reverse=True)
+    if sum(most[:ROUTE_HOPS]) < task.done[-1]:
         return None
-    high, low = max(task.stages(chain) or (0,)), 0
-    while high - low > high >> STAGE_BITS:
-        middle = (low + high) // 2
-        chain = greedy_chain(task, middle)
-        if chain is None:
-            low = middle
-        else:
-            high = max(task.stages(chain) or (0,))
-    return high
+    return greedy_chain(task) or _cut(task, packed_lanes(task), ANY)
 
 
 def greedy_chain(task: Task, stage: int | None = None) -> Chain | None:
@@ -94,15 +90,22 @@ def greedy_chain(task: Task, stage: int | None = None) -> Chain | None:
     return tuple(links)
 
 
+def _most_work(task: Task, lane: Lane) -> int:
+    """The most work that a lane has room for anywhere."""
+    most = max(task.done[last] - task.done[first] for first, last in enumerate(lane.reach))
+    return max([most, *(task.done[span.last] - task.done[span.first] for span in lane.held)])
+
+
 # ── which lanes, and in which order ─────────────────────────────────────────────────────────────────────────
 def _orders(task: Task) -> Iterator[tuple[int, ...]]:
     """Orders worth being cut, each another set of lanes or another order of it."""
     seen: set[tuple[int, ...]] = set()
+    rooms = [_room_anywhere(lane) for lane in task.lanes]
     for anchor in _anchors(task):
-        chosen = chosen_lanes(task, anchor)
+        chosen = chosen_lanes(task, rooms, anchor)
         if not chosen:
             continue
-        chosen = _enough(task, chosen)
+        chosen = _enough(task, rooms, chosen)
         for order in (_nearest(task, chosen), chosen):
             if order not in seen:
                 seen.add(order)
@@ -122,22 +125,21 @@ def _anchors(task: Task) -> list[int]:
     return found
 
 
-def _enough(task: Task, chosen: tuple[int, ...]) -> tuple[int, ...]:
+def _enough(task: Task, rooms: Sequence[int], chosen: tuple[int, ...]) -> tuple[int, ...]:
     """With the cheapest others where a chain needs more lanes than it would take."""
-    able = (i for i, lane in enumerate(task.lanes) if i not in chosen and _room_anywhere(lane))
+    able = (i for i, room in enumerate(rooms) if room and i not in chosen)
     spare = sorted(able, key=lambda i: (task.lanes[i].price, i))
     return (*chosen, *spare[: max(0, task.fewest - len(chosen))])
 
 
-def chosen_lanes(task: Task, anchor: int) -> tuple[int, ...]:
+def chosen_lanes(task: Task, rooms: Sequence[int], anchor: int) -> tuple[int, ...]:
     """Good lanes out of many, as indices in order of price; empty where this rough view of them finds none.
 
-    Each lane counts as the number of layers that fit wherever they lie, all layers as equal work, and a hop as what it
-    costs from the anchor. Then order does not matter, and in a best choice all lanes but the dearest are full: a
-    knapsack, exact for equal layers and hops.
+    Each lane counts as the number of layers that fit wherever they lie (`rooms`), all layers as equal work, and a hop
+    as what it costs from the anchor. Then order does not matter, and in a best choice all lanes but the dearest are
+    full: a knapsack, exact for equal layers and hops.
     """
     layers, work = task.layers, max(1, task.done[-1])
-    rooms = [_room_anywhere(lane) for lane in task.lanes]
     ranked = sorted(
         (i for i in range(len(rooms)) if rooms[i]), key=lambda i: (task.lanes[i].price, -rooms[i], i)
     )
@@ -200,31 +202,35 @@ def packed_lanes(task: Task) -> tuple[int, ...]:
     A beam search: chains grow by one full lane at a time, and those go on whose lanes were filled best. Its
     width falls with the number of lanes, so that a step takes the same time (a few ms) for many.
     """
-    done, twin, count = task.done, twins(task), len(task.lanes)
-    most = [max(done[last] - done[first] for first, last in enumerate(lane.reach)) for lane in task.lanes]
-    beam: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())] if sum(most) >= done[-1] else []
-    while beam:
-        ways: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        for waste, at, order in beam:
-            for lane in _untried(task, twin, order):
+    done, twin = task.done, twins(task)
+    most = [_most_work(task, lane) for lane in task.lanes]
+    beam: list[_Packed] = [(0, 0, (), 0)]
+    for count in range(1, min(len(task.lanes), ROUTE_HOPS) + 1):
+        ways: dict[int, _Packed] = {}
+        for waste, at, order, used in beam:
+            for lane in _untried(task, twin, order, used):
                 last = task.lanes[lane].reach[at]
                 if last == at or (last == task.layers and task.exit[lane] is None):
                     continue
-                if last == task.layers and len(order) + 1 >= task.fewest:
+                if last < task.layers:
+                    bits = used | 1 << lane
+                    way = (waste + most[lane] - (done[last] - done[at]), last, (*order, lane), bits)
+                    ways[bits] = min(way, ways.get(bits, way))
+                elif count >= task.fewest:
                     return (*order, lane)
-                way = (waste + most[lane] - (done[last] - done[at]), last, (*order, lane))
-                used = sum(1 << one for one in way[2])
-                ways[used] = min(way, ways.get(used, way))
-        beam = sorted(way for way in ways.values() if way[1] < task.layers)[: max(8, BEAM_LANES // count)]
+        beam = sorted(ways.values())[: max(8, BEAM_LANES // len(task.lanes))]
     return ()
 
 
-def _untried(task: Task, twin: Sequence[int], order: tuple[int, ...]) -> Iterator[int]:
+_Packed = tuple[int, int, tuple[int, ...], int]
+"""Work that lanes could have done and do not, layers done, the lanes in order, and as a bit mask."""
+
+
+def _untried(task: Task, twin: Sequence[int], order: tuple[int, ...], used: int) -> Iterator[int]:
     """Lanes that may come next, one of each kind."""
     tried: set[int] = set()
-    before = order[-1] if order else None
-    for lane in range(len(task.lanes)):
-        if lane not in order and twin[lane] not in tried and task.into(before, lane) is not None:
+    for lane, hop in enumerate(task.hops[order[-1]] if order else task.entry):
+        if hop is not None and not used >> lane & 1 and twin[lane] not in tried:
             tried.add(twin[lane])
             yield lane
 
@@ -237,7 +243,7 @@ def _cut(task: Task, order: Sequence[int], bounds: Bounds) -> Chain | None:
 def _improved(task: Task, chain: Chain, bounds: Bounds) -> Chain:
     """The chain after other lanes, and lanes in each other's places, were tried, and cuts after that."""
     for _ in range(ROUNDS):
-        changed = _exchanged(task, chain, bounds)
+        changed = _Exchange(task, chain, bounds).run()
         again = _cut(task, [link.lane for link in changed], bounds) or changed
         if (task.cost(again) or 0) >= (task.cost(chain) or 0):
             break
@@ -245,48 +251,64 @@ def _improved(task: Task, chain: Chain, bounds: Bounds) -> Chain:
     return chain
 
 
-def _exchanged(task: Task, chain: Chain, bounds: Bounds) -> Chain:
-    """Each place in turn gets the lane that is best there, from those unused and from the other places."""
-    links = list(chain)
-    for place in range(len(links)):
-        unused = sorted(set(range(len(task.lanes))) - {link.lane for link in links})
-        here = _around(task, links, (place,), bounds)
-        ways = [_put(links, place, lane) for lane in unused if task.lanes[lane].fits(links[place].span)]
-        priced = [(cost, way) for way in ways if (cost := _around(task, way, (place,), bounds)) is not None]
-        if priced and here is not None and min(priced)[0] < here:
-            links = min(priced)[1]
-        for other in range(place + 1, len(links)):
-            here = _around(task, links, (place, other), bounds)
-            way = _put(_put(links, place, links[other].lane), other, links[place].lane)
-            there = _around(task, way, (place, other), bounds)
-            if there is not None and (here is None or there < here):
-                links = way
-    return tuple(links)
+class _Exchange:
+    """One round of exchanges: the spans stay, and each gets the lane that is best there in turn."""
 
+    def __init__(self, task: Task, chain: Chain, bounds: Bounds) -> None:
+        self._task = task
+        self._limit = bounds.stage
+        self._spans = [link.span for link in chain]
+        self._lanes = [link.lane for link in chain]
+        self._work = [task.done[span.last] - task.done[span.first] for span in self._spans]
+        self._unused = sorted(set(range(len(task.lanes))) - set(self._lanes))
 
-def _put(links: Sequence[Link], place: int, lane: int) -> list[Link]:
-    way = list(links)
-    way[place] = Link(lane, way[place].span)
-    return way
+    def run(self) -> Chain:
+        for place in range(len(self._lanes)):
+            self._replace(place)
+            for other in range(place + 1, len(self._lanes)):
+                self._swap(place, other)
+        return tuple(Link(lane, span) for lane, span in zip(self._lanes, self._spans, strict=True))
 
+    def _replace(self, place: int) -> None:
+        now = self._lanes[place]
+        best = self._cost((place,)), now
+        for lane in self._unused:
+            if self._task.lanes[lane].fits(self._spans[place]):
+                self._lanes[place] = lane
+                cost = self._cost((place,))
+                if cost is not None and (best[0] is None or cost < best[0]):
+                    best = cost, lane
+        self._lanes[place] = best[1]
+        if best[1] != now:
+            self._unused = sorted({*self._unused, now} - {best[1]})
 
-def _around(task: Task, links: Sequence[Link], places: Sequence[int], bounds: Bounds) -> int | None:
-    """What the stages at some places, and those after them, cost; None where one does not fit."""
-    cost = 0
-    touched = sorted({place + step for place in places for step in (0, 1)})
-    for place in touched:
-        last = links[place - 1].lane if place else None
-        if place == len(links):
-            hop = task.exit[links[-1].lane]
-            stage = hop
-        else:
-            link = links[place]
-            hop = task.into(last, link.lane)
-            fits = task.lanes[link.lane].fits(link.span)
-            stage = hop + task.compute(link) if fits and hop is not None else None
-            if stage is not None and bounds.stage is not None and stage > bounds.stage:
-                stage = None
-        if stage is None:
+    def _swap(self, place: int, other: int) -> None:
+        lanes, spans = self._lanes, self._spans
+        fits = self._task.lanes[lanes[place]].fits(spans[other])
+        if not fits or not self._task.lanes[lanes[other]].fits(spans[place]):
+            return
+        before = self._cost((place, other))
+        lanes[place], lanes[other] = lanes[other], lanes[place]
+        after = self._cost((place, other))
+        if after is None or (before is not None and after >= before):
+            lanes[place], lanes[other] = lanes[other], lanes[place]
+
+    def _cost(self, places: tuple[int, ...]) -> int | None:
+        """What the stages at some places, and those after them, cost; None where one may not be."""
+        total = 0
+        for touched in {place + step for place in places for step in (0, 1)}:
+            stage = self._stage(touched)
+            if stage is None:
+                return None
+            total += stage
+        return total
+
+    def _stage(self, place: int) -> int | None:
+        task, lanes = self._task, self._lanes
+        if place == len(lanes):
+            return task.exit[lanes[-1]]
+        hop = task.into(lanes[place - 1] if place else None, lanes[place])
+        if hop is None:
             return None
-        cost += stage
-    return cost
+        stage = hop + task.lanes[lanes[place]].price * self._work[place]
+        return stage if self._limit is None or stage <= self._limit else None

@@ -3,6 +3,7 @@ values."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -122,19 +123,16 @@ class Table:
         return known
 
     def _measure(self, candidate: Candidate, free_bytes: int) -> tuple[int, ...]:
-        layers = self.facts.layers
-        possible = [self._allocatable(candidate, layer) for layer in range(layers)]
-        reach, last = [], 0
-        for first in range(layers):
-            last = max(last, first)
-            while (
-                last < layers
-                and possible[last]
-                and self.bytes_of(candidate, Span(first, last + 1)) <= free_bytes
-            ):
-                last += 1
-            reach.append(last)
-        return (*reach, layers)
+        kv = self.kv(candidate.precision, candidate.device)
+        sums = [weights + self.least_tokens * each for weights, each in zip(self.weights, kv, strict=True)]
+        end = self.facts.layers
+        reach = [end]
+        for first in range(self.facts.layers - 1, -1, -1):
+            if not self._allocatable(candidate, first):
+                end = first
+            fits = bisect_right(sums, sums[first] + free_bytes - self.fixed) - 1
+            reach.append(max(first, min(end, fits)))
+        return tuple(reversed(reach))
 
     def _allocatable(self, candidate: Candidate, layer: int) -> bool:
         bound = candidate.allocation_bytes

@@ -1,5 +1,4 @@
-"""The exact search behind placement, for few lanes: the cheapest chain, the one that moves least, the one whose slowest
-stage is fastest."""
+"""The exact search behind placement, for few lanes: the cheapest chain, or the one that moves least."""
 
 from __future__ import annotations
 
@@ -15,12 +14,9 @@ EXACT_LANES = 10
 """Up to so many lanes all orders and cuts are searched: 2^10 sets of lanes are one millisecond of pruning
 tables."""
 
-SEARCH_STEPS = 60_000
-"""Partial chains that one exact search may look at, about 0.3 s; a count and not a time, so that all stop alike.
+SEARCH_STEPS = 40_000
+"""Partial chains that one exact search may look at, about 0.2 s; a count and not a time, so that all stop alike.
 Six lanes and twelve layers have 37,440 at most, so it always ends for them."""
-
-STAGE_BITS = 10
-"""The slowest stage is minimised to one part in 2^10: each further bit is one more pass over the sets of lanes."""
 
 
 def back_of(reach: Sequence[int]) -> tuple[int, ...]:
@@ -37,7 +33,8 @@ def exact_chain(task: Task, bounds: Bounds = ANY, steps: int = SEARCH_STEPS) -> 
     """The cheapest chain of at most `EXACT_LANES` lanes; None where none was found.
 
     A* over (layers done, lanes used, the last of them): see `_Search.rest` for the bound that it is led by. Without a
-    result the search was either exhausted or given up after so many steps; `stretched` tells whether a chain exists.
+    result the search was either exhausted or given up after so many steps; `stages.covered` tells whether there is a
+    chain at all.
     """
     return _Search(task, bounds).run(steps)
 
@@ -103,38 +100,50 @@ class _Search:
         return reach
 
     def run(self, steps: int) -> Chain | None:
-        layers = self.task.layers
+        layers, moves, limit = self.task.layers, self._moves, self.bounds.cost
         root = _Label(None, 0, 0, 0, 0, None)
         count = 0  # tells equal bounds apart, so that labels are never compared
-        queue = [(self._moves[0], self.rest(0, 0), layers, count, root)]
+        queue = [(moves[0], self.rest(0, 0), layers, count, root)]
         while queue and count < steps:
             _, _, left, _, label = heapq.heappop(queue)
             if left == 0:
                 return label.chain()
             if label.before is not None and not self._stands(label):
                 continue  # a better way to this state was found after it had been queued
-            for then in self._next(label):
-                count += 1
-                rest = self.rest(then.at, then.used) if then.at < layers else 0
-                if self.bounds.cost is not None and then.cost + rest > self.bounds.cost:
-                    continue
-                if self._improves(then):
-                    bound = (then.moved + self._moves[then.at], then.cost + rest)
-                    heapq.heappush(queue, (*bound, layers - then.at, count, then))
+            for lane, hop, ends in self._next(label):
+                used, out = label.used | 1 << lane, self._out[lane]
+                for last in ends:
+                    count += 1
+                    moved, cost = self._way(label, lane, hop, last)
+                    rest = self.rest(last, used) if last < layers else 0
+                    if limit is not None and cost + rest > limit:
+                        continue
+                    if self._improves((last, used, out), moved, cost):
+                        then = _Label(lane, last, used, moved, cost, label)
+                        heapq.heappush(queue, (moved + moves[last], cost + rest, layers - last, count, then))
         return None
 
-    def _state(self, label: _Label) -> tuple[int, int, int]:
-        return label.at, label.used, -1 if label.lane is None else self._out[label.lane]
+    def _way(self, label: _Label, lane: int, hop: int, last: int) -> tuple[int, int]:
+        """The bytes moved and the cost after going on with a lane to a layer."""
+        task, one = self.task, self.task.lanes[lane]
+        cost = label.cost + hop + one.price * (task.done[last] - task.done[label.at])
+        if last == len(task.done) - 1:
+            cost += task.exit[lane] or 0
+        return label.moved + (one.moved(Span(label.at, last)) if self.bounds.still else 0), cost
 
     def _stands(self, label: _Label) -> bool:
-        return (label.moved, label.cost) in self._known[self._state(label)]
+        state = (label.at, label.used, -1 if label.lane is None else self._out[label.lane])
+        return (label.moved, label.cost) in self._known[state]
 
-    def _improves(self, label: _Label) -> bool:
+    def _improves(self, state: tuple[int, int, int], moved: int, cost: int) -> bool:
         """Whether nothing known there is as good in both respects; what it beats is forgotten."""
-        known = self._known.setdefault(self._state(label), [])
-        moved, cost = label.moved, label.cost
-        if any(one[0] <= moved and one[1] <= cost for one in known):
-            return False
+        known = self._known.get(state)
+        if known is None:
+            self._known[state] = [(moved, cost)]
+            return True
+        for one in known:
+            if one[0] <= moved and one[1] <= cost:
+                return False
         known[:] = [one for one in known if one[0] < moved or one[1] < cost]
         known.append((moved, cost))
         return True
@@ -178,37 +187,26 @@ class _Search:
             known = self._frees[used] = (free, sorted((room for room, _ in free), reverse=True))
         return known
 
-    def _next(self, label: _Label) -> list[_Label]:
-        """Ways to go on. Of equal lanes the first free one stands for all."""
+    def _next(self, label: _Label) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """Lanes to go on with, the hop to each, and how far each may go. Of equal lanes the first free one stands for
+        all."""
         task, everyone = self.task, (1 << len(self.task.lanes)) - 1
         tried: set[int] = set()
-        ways: list[_Label] = []
-        for i in range(len(task.lanes)):
-            if label.used >> i & 1 or self._twin[i] in tried:
+        for lane in range(len(task.lanes)):
+            if label.used >> lane & 1 or self._twin[lane] in tried:
                 continue
-            tried.add(self._twin[i])
-            hop = task.into(label.lane, i)
+            tried.add(self._twin[lane])
+            hop = task.into(label.lane, lane)
             if hop is None:
                 continue
-            then = label.used | 1 << i
+            then = label.used | 1 << lane
             # Further lanes must each get a layer, and those that are free then must reach the end.
             most = task.layers - max(0, task.fewest - then.bit_count())
+            if task.exit[lane] is None:
+                most = min(most, task.layers - 1)
             least = max(label.at + 1, self._least[everyone ^ then])
-            ways += self._ways(label, i, hop, least, most)
-        return ways
-
-    def _ways(self, label: _Label, lane: int, hop: int, least: int, most: int) -> list[_Label]:
-        task, one, at = self.task, self.task.lanes[lane], label.at
-        used, ways = label.used | 1 << lane, []
-        for last in reaches(task, lane, at, hop, self.bounds.stage):
-            if not least <= last <= most:
-                continue
-            stage = hop + one.price * (task.done[last] - task.done[at])
-            away = task.exit[lane] if last == task.layers else 0
-            if away is not None:
-                moved = one.moved(Span(at, last)) if self.bounds.still else 0
-                ways.append(_Label(lane, last, used, label.moved + moved, label.cost + stage + away, label))
-        return ways
+            ends = reaches(task, lane, label.at, hop, self.bounds.stage)
+            yield lane, hop, [last for last in ends if least <= last <= most]
 
 
 def _least_start(reaches: Sequence[Sequence[int]]) -> list[int]:
@@ -248,115 +246,3 @@ def _exits(task: Task) -> list[int]:
         away = {hop for j, hop in enumerate(row) if j != i}
         result.append(numbers.setdefault(next(iter(away), None), i) if len(away) <= 1 else i)
     return result
-
-
-def least_stage(task: Task) -> int | None:
-    """The least time that all stages of some chain keep to, to one part in 2^`STAGE_BITS`; None where no chain holds
-    all layers. For at most `EXACT_LANES` lanes."""
-    chain, low = stretched(task), 0
-    if chain is None:
-        return None
-    high = _slowest(task, chain)
-    while high - low > high >> STAGE_BITS:
-        middle = (low + high) // 2
-        chain = stretched(task, middle)
-        if chain is None:
-            low = middle
-        else:
-            high = _slowest(task, chain)
-    return high
-
-
-def _slowest(task: Task, chain: Chain) -> int:
-    return max(task.stages(chain) or (0,))
-
-
-def stretched(task: Task, stage: int | None = None) -> Chain | None:
-    """A chain whose stages all keep to `stage`, found by filling each lane as far as it goes; None where there is none.
-
-    For each set of lanes and the last of them the farthest layer is all that counts: who is further can do whatever
-    the other can, since a span that fits still fits without its first layers. With held spans, which need not fit
-    without them, it may miss a chain.
-    """
-    return _Stretch(task, stage).run()
-
-
-class _Reached(NamedTuple):
-    """How far a set of lanes goes, and how."""
-
-    at: int
-    links: Chain
-
-
-class _Stretch:
-    def __init__(self, task: Task, stage: int | None) -> None:
-        self._task = task
-        self._stage = stage
-        self._twin = twins(task)
-        self._most = [self._most_work(i) for i in range(len(task.lanes))]
-        self._potential: dict[int, int] = {}
-
-    def _most_work(self, lane: int) -> int:
-        """The most work that a lane can do anywhere in the time."""
-        task, one = self._task, self._task.lanes[lane]
-        most = max(task.done[b] - task.done[a] for a, b in enumerate(one.reach))
-        most = max([most, *(task.done[span.last] - task.done[span.first] for span in one.held)])
-        return most if self._stage is None else min(most, self._stage // max(1, one.price))
-
-    def run(self) -> Chain | None:
-        task = self._task
-        front: dict[tuple[int, int | None], _Reached] = {(0, None): _Reached(0, ())}
-        for count in range(1, len(task.lanes) + 1):
-            then: dict[tuple[int, int | None], _Reached] = {}
-            for (used, before), here in front.items():
-                for lane, way in self._next(used, before, here, count):
-                    if way.at == task.layers:
-                        return way.links
-                    state = (used | 1 << lane, lane)
-                    if state not in then or way.at > then[state].at:
-                        then[state] = way
-            front = then
-        return None
-
-    def _next(
-        self, used: int, before: int | None, here: _Reached, count: int
-    ) -> Iterator[tuple[int, _Reached]]:
-        task, tried = self._task, set[int]()
-        if task.done[-1] - task.done[here.at] > self._free_work(used):
-            return
-        most = task.layers - max(0, task.fewest - count)
-        for lane in range(len(task.lanes)):
-            if used >> lane & 1 or self._twin[lane] in tried:
-                continue
-            tried.add(self._twin[lane])
-            hop = task.into(before, lane)
-            if hop is None:
-                continue
-            top = most if task.exit[lane] is not None else min(most, task.layers - 1)
-            last = min(top, filled(task, lane, here.at, hop, self._stage))
-            if last > here.at:
-                yield lane, _Reached(last, (*here.links, Link(lane, Span(here.at, last))))
-            yield from ((lane, way) for way in self._through_held(lane, here, hop, top))
-
-    def _free_work(self, used: int) -> int:
-        known = self._potential.get(used)
-        if known is None:
-            free = (most for i, most in enumerate(self._most) if not used >> i & 1)
-            known = self._potential[used] = sum(free)
-        return known
-
-    def _through_held(self, lane: int, here: _Reached, hop: int, top: int) -> Iterator[_Reached]:
-        """Held spans that the lane goes on with: the lane before gives back what lies beyond their beginning."""
-        task = self._task
-        for span in sorted(task.lanes[lane].held):
-            if not span.first <= here.at < span.last <= top:
-                continue
-            if self._stage is not None and hop + task.compute(Link(lane, span)) > self._stage:
-                continue
-            links = here.links
-            if here.at > span.first:
-                one = links[-1]
-                if one.span.first >= span.first or task.lanes[one.lane].reach[one.span.first] < span.first:
-                    continue
-                links = (*links[:-1], Link(one.lane, Span(one.span.first, span.first)))
-            yield _Reached(span.last, (*links, Link(lane, span)))
