@@ -42,8 +42,8 @@ def _fluid_stage(task: Task) -> int:
 def covered(task: Task, stage: int | None = None) -> Chain | None:
     """A chain whose stages all keep to `stage`; None where there is none.
 
-    Exact, for at most `search.EXACT_LANES` lanes. For each set of lanes and the last of them, the layers that they can end at
-    are found, from those of smaller sets.
+    Exact, for at most `search.EXACT_LANES` lanes. For each set of lanes and the last of them, the layers that they can
+    end at are found, from those of smaller sets.
     """
     return _Cover(task, stage).run()
 

@@ -33,33 +33,38 @@ class _Standbys:
         self._owning = {link.lane for link in owners}
         self._able = [i for i in range(len(rooms)) if len(owners) > 1 or not self._holds_whole(i)]
         self._before = _earlier(rooms, keep)
-        self._count = 0
 
     def _holds_whole(self, room: int) -> bool:
         return self._rooms[room].lane.fits(Span(0, self._rooms[room].lane.layers))
 
     def chosen(self) -> Chain:
-        standbys: list[Link] = []
-        for place, owner in enumerate(self._owners):
-            pieces = self._pieces(place, owner)
-            named = {*self._spans, *(link.lane for link in pieces)}
-            if len(standbys) + len(pieces) > PLAN_STANDBYS or len(named) > PLAN_PEERS:
-                continue
-            for link in pieces:
-                self._claim(link)
-            standbys += pieces
-        return tuple(standbys)
+        """Those that stood by before stay; then the other spans get theirs from what is left."""
+        found: dict[int, Chain] = {}
+        for choose in (self._again, self._anew):
+            for place, owner in enumerate(self._owners):
+                pieces = () if place in found else choose(place, owner)
+                if pieces and self._countable(pieces, sum(map(len, found.values()))):
+                    found[place] = pieces
+                    for link in pieces:
+                        self._claim(link)
+        return tuple(link for _, pieces in sorted(found.items()) for link in pieces)
+
+    def _countable(self, pieces: Chain, others: int) -> bool:
+        """Whether a plan may have so many standbys, and name so many peers."""
+        named = {*self._spans, *(link.lane for link in pieces)}
+        return others + len(pieces) <= PLAN_STANDBYS and len(named) <= PLAN_PEERS
 
     def _claim(self, link: Link) -> None:
         self._spans.setdefault(link.lane, []).append(link.span)
         needed = self._rooms[link.lane].needed_bytes(link.span)
         self._claimed[link.lane] = self._claimed.get(link.lane, 0) + needed
 
-    def _pieces(self, place: int, owner: Link) -> Chain:
-        """Standbys for one span: as they were, else one peer for all of it, else a few that share it."""
+    def _again(self, place: int, owner: Link) -> Chain:
         earlier = self._before.get(owner.span, ())
-        if earlier and self._sound(place, owner, earlier):
-            return earlier
+        return earlier if self._sound(place, owner, earlier) else ()
+
+    def _anew(self, place: int, owner: Link) -> Chain:
+        """One peer for all of the span, else a few that share it."""
         whole = [
             i
             for i in self._able
