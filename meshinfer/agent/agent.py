@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
+from math import inf
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, Final, assert_never
@@ -111,6 +112,7 @@ class Agent:
         self._handling = True
         """Until the mesh's machine is there, events wait for it."""
         self._due = asyncio.Event()
+        self._wakes_at = inf
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────
     async def start(self) -> None:
@@ -167,8 +169,7 @@ class Agent:
         self._shown_model: ModelId | None = None
         self.mesh = Mesh(self._shown, COSTS, SystemRandom(), clock.monotonic())
         self._handling = False
-        for facts in self.library.facts():
-            self._handle(ModelKnown(facts))
+        self._tell_models()
         for work in (self._pass_time, self._look_around, self._look_for_idle):
             self._tasks.keep_doing(work)
 
@@ -206,12 +207,13 @@ class Agent:
         """Wakes the mesh's machine when it wants to be."""
         while True:
             self._due.clear()
-            deadline = self.mesh.next_deadline()
+            self._wakes_at = self.mesh.next_deadline()
             try:
-                async with asyncio.timeout(None if deadline is None else deadline - clock.monotonic()):
+                async with asyncio.timeout(self._wakes_at - clock.monotonic()):
                     await self._due.wait()
             except TimeoutError:
-                self._handle(Tick())
+                if self.mesh.next_deadline() <= clock.monotonic():
+                    self._handle(Tick())
 
     async def _look_around(self) -> None:
         """What changes outside: models on the disk, this PC's addresses; and KV that nobody asked for any more."""
@@ -221,15 +223,18 @@ class Agent:
             if self.network is not None:
                 await self.network.refresh()
                 self.network.keep(self.mesh.view.known)
-            for facts in self.library.facts():
-                if self.mesh.facts(facts.model) is None:
-                    self._handle(ModelKnown(facts))
+            self._tell_models()
             self._runner.expire()
             self._review()
             self._ends.look_again()
 
+    def _tell_models(self) -> None:
+        for facts in self.library.facts():
+            if self.mesh.facts(facts.model) is None:
+                self._handle(ModelKnown(facts))
+
     async def _look_for_idle(self) -> None:
-        """Plans without an answer under way, which may have been replaced; links that nothing is being sent over."""
+        """Plans without an answer under way, which may have been replaced; links that nothing is sent over."""
         while True:
             await asyncio.sleep(IDLE_LOOK_S)
             for plan in [plan for plan in self._served if self.owner.idle(plan)]:
@@ -253,7 +258,8 @@ class Agent:
         finally:
             self._handling = False
         self._drop_lost()
-        self._due.set()
+        if self.mesh.next_deadline() < self._wakes_at:
+            self._due.set()
 
     def _review(self) -> None:
         """Tell the mesh, and through it the others, when something about this agent has changed."""
