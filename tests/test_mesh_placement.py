@@ -1,59 +1,24 @@
-"""Every layer lands where it fits and runs soonest, and the same on every PC; else the figures are named."""
+"""Every layer lands where it fits and runs soonest; else the figures are named."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from random import Random
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mesh_samples import COSTS, advert, model, peer_id
+from placement_cases import links, must_fit, peers, spans
 
 from meshinfer.limits import MIB
-from meshinfer.mesh.lanes import Lane, Task
 from meshinfer.mesh.placement import (
     HOP_US,
     MOST_POOL_TOKENS,
     UNMEASURED_DECODE_US,
     Candidate,
+    Hops,
     Options,
     Shortfall,
-    memory_bytes,
     place,
 )
-from meshinfer.mesh.plan import flaw, shard_of
-from meshinfer.mesh.stages import covered
-from meshinfer.values import Assignment, KvShape, ModelFacts, OwnerFacts, Plan, Precision
-
-
-def peers(*capacities_mib: int, decode_us: Sequence[int] = ()) -> list[Candidate]:
-    speeds = [*decode_us, *[0] * len(capacities_mib)]
-    return [
-        Candidate.of(advert(number, capacity, decode_us=speed))
-        for number, (capacity, speed) in enumerate(zip(capacities_mib, speeds, strict=False))
-    ]
-
-
-def spans(plan: Plan | Shortfall) -> list[tuple[int, str]]:
-    assert isinstance(plan, Plan)
-    return [(int(one.peer, 16), str(one.span)) for one in plan.assignments]
-
-
-def _owners(plan: Plan) -> list[tuple[Assignment, OwnerFacts]]:
-    facts = {one.peer: one for one in plan.inputs}
-    return [(one, facts[one.peer]) for one in plan.assignments]
-
-
-def must_fit(plan: Plan, facts: ModelFacts) -> None:
-    for assignment, facts_then in _owners(plan):
-        assert (
-            memory_bytes(facts, COSTS, (shard_of(plan, assignment),), facts_then.precision)
-            <= facts_then.capacity_bytes
-        )
-    assert flaw(plan, facts) is None
+from meshinfer.values import KvShape, LinkFacts, ModelFacts, Objective, Plan, Precision
 
 
 def _weights_bytes(facts: ModelFacts, first: int, last: int) -> int:
@@ -102,7 +67,7 @@ def test_the_leftover_layer_does_not_go_where_it_does_not_fit() -> None:
     facts = model(layers=7)
     plan = place(facts, peers(40, 40, 20), COSTS)
     assert isinstance(plan, Plan)
-    must_fit(plan, facts)
+    must_fit(plan, facts, peers(40, 40, 20))
     assert sorted(len(one.span) for one in plan.assignments) == [1, 3, 3]
 
 
@@ -111,14 +76,14 @@ def test_more_peers_than_layers() -> None:
     plan = place(facts, peers(*[14] * 9), COSTS)
     assert isinstance(plan, Plan)
     assert len(plan.owners) == 3
-    must_fit(plan, facts)
+    must_fit(plan, facts, peers(*[14] * 9))
 
 
 def test_layers_that_differ_in_size_are_cut_by_size() -> None:
     facts = replace(model(), layer_bytes=tuple(size * MIB for size in (30, 5, 5, 5, 5, 30)))
     plan = place(facts, peers(48, 48), COSTS)
     assert isinstance(plan, Plan)
-    must_fit(plan, facts)
+    must_fit(plan, facts, peers(48, 48))
     assert [str(one.span) for one in plan.assignments] == ["0-2", "3-5"]
 
 
@@ -143,7 +108,7 @@ def test_capacity_of_zero_is_no_candidate() -> None:
 def pool(facts: ModelFacts, capacity_mib: int) -> int:
     plan = place(facts, peers(capacity_mib), COSTS)
     assert isinstance(plan, Plan)
-    must_fit(plan, facts)
+    must_fit(plan, facts, peers(capacity_mib))
     return plan.assignments[0].pool_tokens
 
 
@@ -212,161 +177,107 @@ def test_a_new_peer_counts_as_fast_as_the_others() -> None:
     assert [len(one.span) for one in plan.assignments] == [3, 3]
 
 
-# ── exact, and the same everywhere ──────────────────────────────────────────────────────────────────────
-def fits(facts: ModelFacts, one: Candidate, first: int, last: int) -> bool:
-    kv = sum(COSTS.kv_bytes(shape, one.precision, one.device) for shape in facts.kv[first:last])
-    weights = _weights_bytes(facts, first, last)
-    return weights + max(1, min(facts.context, 2048)) * kv <= one.capacity_bytes
+# ── whole or split ──────────────────────────────────────────────────────────────────────────────────────────
+def test_no_split_when_whole_is_faster() -> None:
+    plan = place(model(), peers(80, 60, decode_us=(300, 200)), COSTS)
+    assert spans(plan) == [(0, "0-5")]
 
 
-def middle(candidates: Sequence[Candidate]) -> int:
-    known = sorted(one.decode_us for one in candidates)
-    return known[(len(known) - 1) // 2]
+def test_a_split_where_even_the_fastest_whole_would_be_slower() -> None:
+    plan = place(model(), peers(80, 60, decode_us=(2000, 100)), COSTS)
+    assert spans(plan) == [(1, "0-4"), (0, "5-5")]
+    assert isinstance(plan, Plan)
+    assert plan.predicted_us < 6 * 2000
 
 
-def least_cost(facts: ModelFacts, candidates: list[Candidate], fewest: int, even: bool) -> int | None:
-    """By trying everything; in units of µs × all bytes, so that nothing is rounded."""
-    all_bytes, layers = sum(facts.layer_bytes), facts.layers
-
-    def speed(one: Candidate) -> int:
-        return middle(candidates) if even else one.decode_us
-
-    @cache
-    def best(at: int, used: int) -> int | None:
-        if at == layers:
-            return 0 if used.bit_count() >= fewest else None
-        found = None
-        for i, one in enumerate(candidates):
-            for last in range(at + 1, layers + 1):
-                if used >> i & 1 or not fits(facts, one, at, last):
-                    continue
-                rest = best(last, used | 1 << i)
-                if rest is not None:
-                    price = speed(one) * layers * sum(facts.layer_bytes[at:last]) + HOP_US * all_bytes
-                    found = price + rest if found is None else min(found, price + rest)
-        return found
-
-    return best(0, 0)
+def test_of_equally_fast_peers_the_one_that_is_faster_with_prompts_is_taken() -> None:
+    slow, quick = peers(80, 80, decode_us=(100, 100))
+    plan = place(model(), [replace(slow, prefill_us=90), replace(quick, prefill_us=40)], COSTS)
+    assert spans(plan) == [(1, "0-5")]
 
 
-def cost_of(plan: Plan, facts: ModelFacts, even_us: int | None) -> int:
-    cost = HOP_US * sum(facts.layer_bytes) * len(plan.owners)
-    for one, then in _owners(plan):
-        cost += (
-            (even_us or then.decode_us)
-            * facts.layers
-            * sum(facts.layer_bytes[one.span.first : one.span.last])
-        )
-    return cost
+# ── links ───────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_near_peer_is_better_than_a_somewhat_faster_one_far_away() -> None:
+    candidates = peers(40, 40, 40, decode_us=(100, 90, 100))
+    far = Options(hops=links({(0, 1): 20_000, (1, 2): 20_000, (0, 2): 300}))
+    plan = place(model(), candidates, COSTS, far)
+    assert {peer for peer, _ in spans(plan)} == {0, 2}
+    assert isinstance(plan, Plan)
+    assert plan.predicted_us == 6 * 100 + 2 * HOP_US + 300
 
 
-@st.composite
-def meshes(draw: st.DrawFn) -> tuple[ModelFacts, list[Candidate]]:
-    layers = draw(st.integers(1, 10))
-    sizes = draw(st.lists(st.integers(1, 40), min_size=layers, max_size=layers))
-    heads = draw(st.lists(st.integers(1, 64), min_size=layers, max_size=layers))
-    facts = replace(
-        model(layers=layers),
-        layer_bytes=tuple(size * MIB for size in sizes),
-        kv=tuple(KvShape(count, 64, 64) for count in heads),
+def test_no_route_leads_over_a_broken_link() -> None:
+    candidates = peers(40, 40, 40, decode_us=(100, 100, 900))
+    plan = place(model(), candidates, COSTS, Options(hops=links({}, broken=[(1, 0)])))
+    assert 2 in {peer for peer, _ in spans(plan)}
+
+
+def test_a_third_peer_is_a_bridge_where_the_two_that_are_needed_are_not_joined() -> None:
+    candidates = peers(40, 40, 12)
+    plan = place(model(), candidates, COSTS, Options(hops=links({}, broken=[(0, 1)])))
+    assert [peer for peer, _ in spans(plan)] in ([0, 2, 1], [1, 2, 0])
+
+
+def test_broken_links_are_named_where_they_are_the_reason() -> None:
+    candidates = peers(40, 40)
+    lack = place(model(), candidates, COSTS, Options(hops=links({}, broken=[(1, 0)])))
+    assert isinstance(lack, Shortfall)
+    assert "the links between kitchen and attic failed lately" in lack.sentence(
+        {peer_id(0): "kitchen", peer_id(1): "attic"}
     )
-    count = draw(st.integers(1, 6))
-    average = sum(sizes) * 2 // count + 2
-    capacities = draw(st.lists(st.integers(1, average * 2), min_size=count, max_size=count))
-    speeds = draw(st.lists(st.sampled_from((50, 100, 100, 900, 2000)), min_size=count, max_size=count))
-    return facts, peers(*capacities, decode_us=speeds)
+    tight = place(model(), peers(20, 30), COSTS, Options(hops=links({}, broken=[(1, 0)])))
+    assert isinstance(tight, Shortfall)
+    assert tight.broken == ()
 
 
-@settings(max_examples=250, deadline=None)
-@given(meshes(), st.integers(1, 3))
-def test_no_plan_is_better_than_the_one_found(
-    mesh: tuple[ModelFacts, list[Candidate]], min_owners: int
-) -> None:
-    facts, candidates = mesh
-    plan = place(facts, candidates, COSTS, Options(min_owners))
-    fewest, even = min_owners, min_owners > 1
-    while fewest > 1 and least_cost(facts, candidates, fewest, even) is None:
-        fewest -= 1
-    least = least_cost(facts, candidates, fewest, even)
-    if isinstance(plan, Shortfall):
-        assert least is None
-        return
-    assert least is not None
-    must_fit(plan, facts)
-    if True:
-        # All candidates count for the middle speed, those without memory as well as those with.
-        assert cost_of(plan, facts, middle(candidates) if even else None) == least
+def test_hops_come_from_what_peers_measured() -> None:
+    """Half a round trip, the row's way over the wire, and what software takes; the worse end counts, both ways."""
+    one = replace(advert(1), links=(LinkFacts(peer_id(2), 1000, 100_000), LinkFacts(peer_id(3), 0, 0)))
+    other = replace(advert(2, broken=(4,)), links=(LinkFacts(peer_id(1), 800, 50_000),))
+    hops = Hops.of((one, other), hidden=2048)
+    row_us = 2048 * 4 * 8 * 1000 // 100_000
+    assert (
+        hops.between(peer_id(1), peer_id(2)) == hops.between(peer_id(2), peer_id(1)) == 400 + 400 + 2 * row_us
+    )
+    assert hops.between(peer_id(1), peer_id(3)) == HOP_US
+    assert hops.between(peer_id(4), peer_id(2)) is None
+    assert hops.between(peer_id(2), peer_id(4)) is None
 
 
-@settings(max_examples=60, deadline=None)
-@given(meshes(), st.randoms(use_true_random=False))
-def test_the_order_in_which_peers_are_told_does_not_matter(
-    mesh: tuple[ModelFacts, list[Candidate]], random: Random
-) -> None:
-    facts, candidates = mesh
-    shuffled = list(candidates)
-    random.shuffle(shuffled)
-    assert place(facts, shuffled, COSTS) == place(facts, candidates, COSTS)
+# ── the largest allocation ──────────────────────────────────────────────────────────────────────────────────
+def test_a_device_that_cannot_allocate_a_layer_gets_none() -> None:
+    small, large = peers(80, 80, decode_us=(50, 900))
+    weak = replace(small, allocation_bytes=11 * MIB)
+    assert spans(place(model(), [weak, large], COSTS)) == [(1, "0-5")], "a layer takes 11.25 MiB"
+    lack = place(model(), [weak], COSTS)
+    assert isinstance(lack, Shortfall)
+    assert "kitchen's device takes no more than 11 MiB in one piece" in lack.sentence({weak.peer: "kitchen"})
 
 
-def test_two_hundred_peers_and_eighty_unequal_layers_in_under_a_second() -> None:
-    random = Random(7)
-    facts = replace(model(layers=80), layer_bytes=tuple(random.randint(20, 40) * MIB for _ in range(80)))
-    for share in (5, 8, 20):
-        capacity = sum(facts.layer_bytes) * share // 200 // MIB
-        candidates = peers(
-            *[random.randint(capacity // 3, 2 * capacity) for _ in range(200)],
-            decode_us=[random.randint(100, 900) for _ in range(200)],
-        )
-        began = time.perf_counter()
-        plan = place(facts, candidates, COSTS)
-        assert time.perf_counter() - began < 1.0
-        assert isinstance(plan, Plan)
-        must_fit(plan, facts)
-        random.shuffle(candidates)
-        assert place(facts, candidates, COSTS) == plan
+def test_the_largest_allocation_bounds_the_room_for_keys_and_values() -> None:
+    rich = replace(model(), kv=(KvShape(64, 64, 64),) * 6)  # 16 KiB a token and layer
+    one = replace(peers(4000)[0], allocation_bytes=20 * MIB)
+    plan = place(rich, [one], COSTS)
+    assert isinstance(plan, Plan)
+    assert plan.assignments[0].pool_tokens == 20 * 64
+    must_fit(plan, rich, [one])
 
 
-def test_a_tight_fit_over_more_peers_than_are_searched_exactly_is_found() -> None:
-    found = 0
-    for seed in range(30):
-        random = Random(seed)
-        facts = replace(model(layers=30), layer_bytes=tuple(random.randint(20, 40) * MIB for _ in range(30)))
-        average = _weights_bytes(facts, 0, facts.layers) // MIB * 13 // 10 // 12
-        capacities = [random.randint(average // 10, 2 * average - average // 10) for _ in range(12)]
-        plan = place(facts, peers(*capacities), COSTS)
-        everything = tuple(plan_lane(facts, one) for one in peers(*capacities))
-        assert isinstance(plan, Plan) == (covered(free_task(everything)) is not None), seed
-        found += isinstance(plan, Plan)
-    assert 0 < found < 30, "both kinds must be among them"
+# ── tokens for many ─────────────────────────────────────────────────────────────────────────────────────────
+def test_for_many_people_the_slowest_stage_counts() -> None:
+    candidates = peers(80, 80, decode_us=(1000, 1000))
+    plan = place(model(), candidates, COSTS, Options(objective=Objective.THROUGHPUT))
+    assert spans(plan) == [(0, "0-2"), (1, "3-5")]
+    assert isinstance(plan, Plan)
+    assert plan.stage_us == 3 * 1000 + HOP_US
+    assert plan.predicted_us == 6 * 1000 + 3 * HOP_US
 
 
-def free_task(lanes: tuple[Lane, ...]) -> Task:
-    nothing = (0,) * len(lanes)
-    return Task(lanes, tuple(range(len(lanes[0].reach))), (nothing,) * len(lanes), nothing, nothing)
-
-
-def plan_lane(facts: ModelFacts, one: Candidate) -> Lane:
-    reach = []
-    for first in range(facts.layers + 1):
-        last = first
-        while last < facts.layers and fits(facts, one, first, last + 1):
-            last += 1
-        reach.append(last)
-    return Lane(1, tuple(reach))
-
-
-def test_ten_peers_all_different_are_searched_in_bounded_time() -> None:
-    for seed in range(6):
-        random = Random(seed)
-        facts = replace(model(layers=80), layer_bytes=tuple(random.randint(20, 40) * MIB for _ in range(80)))
-        need = sum(facts.layer_bytes) // MIB
-        candidates = peers(
-            *[random.randint(need // 15, need // 4) for _ in range(10)],
-            decode_us=[random.randint(100, 130) for _ in range(10)],
-        )
-        began = time.perf_counter()
-        plan = place(facts, candidates, COSTS)
-        assert time.perf_counter() - began < 2.0
-        if isinstance(plan, Plan):
-            must_fit(plan, facts)
+def test_for_many_people_a_slow_peer_gets_little_and_a_far_one_nothing() -> None:
+    many = Options(objective=Objective.THROUGHPUT)
+    assert spans(place(model(), peers(80, 80, decode_us=(1000, 3000)), COSTS, many)) == [
+        (0, "0-4"),
+        (1, "5-5"),
+    ]
+    far = Options(objective=Objective.THROUGHPUT, hops=links({(0, 1): 9000}))
+    assert len(spans(place(model(), peers(80, 80, decode_us=(1000, 1000)), COSTS, far))) == 1
