@@ -185,7 +185,7 @@ def test_who_joins_interrupts_no_answer(smollm2: Path, tmp_path: Path) -> None:
         events.close()
         whole, done = ann.ask(QUESTION["messages"][0]["content"], max_tokens=20, ignore_eos=True)
         assert said.startswith(whole)
-        assert len(done["route"]) == 3
+        assert len(done["stats"]["route"]) == 3
 
 
 def seen_by(agent: Running) -> set[str]:

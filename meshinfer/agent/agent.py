@@ -152,19 +152,14 @@ class Agent:
         # Milliseconds leave 20 bits for the questions of one run: nobody asks a thousand a second for long.
         self.asker = Asker(self.me, self._runner, self._send, self.metrics, self.name_of, incarnation << 20)
         self._closing.push_async_callback(self.asker.close)
-        self._loading = Loading(
-            self.library, self.owner, self._holders, self._model_name, self._handle, self._tasks.spawn
-        )
+        library, spawn = self.library, self._tasks.spawn
+        self._loading = Loading(library, self.owner, self._holders, self._model_name, self._handle, spawn)
         fetch = self._loading.fetch_ends
-        self._ends = Ends(
-            self.asker, self.library, self._runner, engine, self.device.name, fetch, self._tasks.spawn
-        )
+        self._ends = Ends(self.asker, library, self._runner, engine, self.device.name, fetch, spawn)
         self._bandwidth = Bandwidth(self._send, self._busy, self._round_trip_us, self._measured)
         if self.membership is not None:
             self.network = await self._open_network()
-        self._portrait = Portrait(
-            self.me, incarnation, config, self.device, self.library, speeds, self.network
-        )
+        self._portrait = Portrait(self.me, incarnation, config, self.device, library, speeds, self.network)
         self._shown = self._portrait.draw(None)
         self._shown_model: ModelId | None = None
         self.mesh = Mesh(self._shown, COSTS, SystemRandom(), clock.monotonic())
