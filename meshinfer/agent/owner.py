@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from meshinfer.agent.measuring import Kept, Measuring
 from meshinfer.agent.metrics import Metrics
 from meshinfer.agent.pace import Pace
+from meshinfer.agent.shards import KvSequence, Loaded, Served
 from meshinfer.agent.speeds import Speeds
 from meshinfer.agent.threads import to_its_end
 from meshinfer.engine.runner import Outcome, Runner, Work
@@ -19,16 +21,13 @@ from meshinfer.engine.shard import PagedShard
 from meshinfer.engine.speed import Speed, measure
 from meshinfer.engine.step import Chunk, MissingKv, Overloaded, PoolFull, StepTiming
 from meshinfer.errors import StepError
-from meshinfer.limits import DETAIL_CHARS, MEASURE_AGAIN, MEASURE_AGAIN_S, PLAN_IDLE_S
-from meshinfer.mesh.plan import plan_id, shard_of
+from meshinfer.limits import DETAIL_CHARS, PLAN_IDLE_S
+from meshinfer.mesh.plan import plan_id
 from meshinfer.model import mapping
 from meshinfer.model.graph import PagedGraph
 from meshinfer.model.weights import ModelFiles
 from meshinfer.values import PeerId, Plan, PlanId, Precision, ShardKey
 from meshinfer.wire.messages import Free, HopTrace, Message, Refusal, RefusalReason, Result, Step
-
-_Sequence = tuple[PeerId, int]
-"""A sequence as a shard knows it: its asker, and the asker's number for it."""
 
 _REASONS: Final[dict[type[Exception], RefusalReason]] = {
     MissingKv: RefusalReason.MISSING_KV,
@@ -37,47 +36,6 @@ _REASONS: Final[dict[type[Exception], RefusalReason]] = {
 }
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Loaded:
-    """One shard that is loaded and warm. Plans that name it share it, and its KV."""
-
-    key: ShardKey
-    shard: PagedShard
-    layers: float
-    """Its work, in layers of average size."""
-    speed: Speed
-    pace: Pace
-    stepped: dict[_Sequence, PlanId] = field(default_factory=dict)
-    """Sequences that may have KV here, each with the plan under which it was stepped last."""
-
-    def held_under(self, plan: PlanId) -> list[_Sequence]:
-        """Sequences that have KV here and were stepped under the plan last."""
-        held = set(self.shard.sequences)
-        return [sequence for sequence, last in self.stepped.items() if last == plan and sequence in held]
-
-    def forget_gone(self) -> None:
-        """Those whose KV was freed without their asker's word: their lease ran out, or a step broke them."""
-        held = set(self.shard.sequences)
-        self.stepped = {sequence: plan for sequence, plan in self.stepped.items() if sequence in held}
-
-
-@dataclass(slots=True, eq=False)
-class _Served:
-    """A plan under which steps are taken, and the shards of this agent that serve it."""
-
-    plan: Plan
-    shards: dict[ShardKey, Loaded]
-    stepped_at: float
-    under_way: int = 0
-    by_hop: dict[int, Loaded] = field(default_factory=dict)
-    """Those that are a whole owner's span."""
-
-    def use(self, shards: dict[ShardKey, Loaded]) -> None:
-        self.shards = shards
-        keys = [shard_of(self.plan, owner) for owner in self.plan.assignments]
-        self.by_hop = {hop: shards[key] for hop, key in enumerate(keys) if key in shards}
 
 
 class Owner:
@@ -102,10 +60,10 @@ class Owner:
         self._precision = precision
         self._threads = threads
         self._metrics = metrics
-        self._speeds = speeds
-        self._speed_drifted = speed_drifted
+        kept = Kept(speeds, precision, threads)
+        self._measuring = Measuring(runner, kept, self._wanting, speed_drifted)
         self._loaded: dict[ShardKey, Loaded] = {}
-        self._served: dict[PlanId, _Served] = {}
+        self._served: dict[PlanId, Served] = {}
         self._building = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
 
@@ -134,8 +92,7 @@ class Owner:
             built, speed = await to_its_end(build, lambda made: made[0].close())
         self._runner.add(built)
         loaded = self._loaded[shard] = Loaded(shard, built, layers, speed, Pace(layers))
-        self._keep(shard, speed)
-        self._measure_later(loaded, MEASURE_AGAIN)
+        self._measuring.begin(loaded)
         return speed
 
     def unload(self, shard: ShardKey) -> None:
@@ -152,6 +109,13 @@ class Owner:
         """In order of layers."""
         return sorted(self._loaded.values(), key=lambda loaded: (loaded.key.span, loaded.key.device))
 
+    def _wanting(self, loaded: Loaded) -> bool:
+        """Whether a shard is there still and nobody else needs the device: no step for a while, nothing that loads."""
+        if self._loaded.get(loaded.key) is not loaded or self._building.locked():
+            return False
+        now = self._loop.time()
+        return not any(one.under_way or now - one.stepped_at < PLAN_IDLE_S for one in self._served.values())
+
     def observed(self, shard: ShardKey) -> Speed | None:
         """How fast real steps were lately; None for a shard that is not loaded, or had none. A figure of 0 says that
         there were none of its kind."""
@@ -166,7 +130,7 @@ class Owner:
         if missing:
             _log.warning("layers %s are not loaded, and not served", ", ".join(str(s.span) for s in missing))
         held = {shard: self._loaded[shard] for shard in shards if shard in self._loaded}
-        served = self._served.setdefault(plan_id(plan), _Served(plan, {}, self._loop.time()))
+        served = self._served.setdefault(plan_id(plan), Served(plan, {}, self._loop.time()))
         served.use(held)
 
     def retire(self, plan: PlanId) -> None:
@@ -209,7 +173,7 @@ class Owner:
             return
         self._run(served, loaded, step)
 
-    def _run(self, served: _Served, loaded: Loaded, step: Step) -> None:
+    def _run(self, served: Served, loaded: Loaded, step: Step) -> None:
         chunks = _chunks(step)
 
         def done(outcome: Outcome, timing: StepTiming) -> None:
@@ -229,15 +193,14 @@ class Owner:
             served.under_way -= 1
             self._reply(step, self._refusal_of(step, error))
 
-    def _ran(self, served: _Served, loaded: Loaded, step: Step, message: Message, timing: StepTiming) -> None:
+    def _ran(self, served: Served, loaded: Loaded, step: Step, message: Message, timing: StepTiming) -> None:
         self._reply(step, message)
         # Behind the sending: nobody waits for it.
         served.under_way -= 1
         rows = len(step.rows)
         if rows != timing.batch_tokens or len(step.entries) > 1 or isinstance(message, Refusal):
             return  # other sequences were in the batch, or nothing was computed
-        if loaded.pace.note(self._loop.time(), timing.compute_us, rows, step.entries[0].position):
-            self._look_for_drift(loaded)
+        self._measuring.note(loaded, timing.compute_us, rows, step.entries[0].position)
 
     def _outcome(self, step: Step, outcome: Outcome, timing: StepTiming) -> Message:
         if isinstance(outcome, StepError):
@@ -268,7 +231,7 @@ class Owner:
         for loaded in self._loaded.values():
             self._free(loaded, sequences)
 
-    def _free(self, loaded: Loaded, sequences: Iterable[_Sequence]) -> None:
+    def _free(self, loaded: Loaded, sequences: Iterable[KvSequence]) -> None:
         freed = list(sequences)
         for sequence in freed:
             loaded.stepped.pop(sequence, None)
@@ -283,53 +246,6 @@ class Owner:
         reason = _REASONS.get(type(error), RefusalReason.FAILED)
         held = error.held if isinstance(error, MissingKv) else ()
         return Refusal(step.plan, step.step, step.hop, reason, str(error)[:DETAIL_CHARS], held)
-
-    # ── speed ───────────────────────────────────────────────────────────────────────────────────────────────
-    def _keep(self, shard: ShardKey, speed: Speed) -> bool:
-        return self._speeds.put(shard.model, shard.device, self._precision, self._threads, speed)
-
-    def _measure_later(self, loaded: Loaded, times: int) -> None:
-        """A shard is loaded while others are, here and on the same PC, and its owner's ends of the model: what was
-        measured then may be far too slow. It is measured again when that has settled."""
-        if times:
-            self._loop.call_later(MEASURE_AGAIN_S, self._measure_again, loaded, times - 1)
-
-    def _measure_again(self, loaded: Loaded, times: int) -> None:
-        if self._loaded.get(loaded.key) is not loaded:
-            return
-
-        def back(outcome: Speed | Exception) -> None:
-            self._loop.call_soon_threadsafe(self._measured_again, loaded, outcome)
-
-        if not self._busy():
-            try:
-                self._runner.call(lambda: measure(loaded.shard, loaded.layers), back)
-            except StepError:
-                return  # the agent ends
-        self._measure_later(loaded, times)
-
-    def _busy(self) -> bool:
-        """Whether measuring would keep answers waiting, or be disturbed by a shard that is being loaded."""
-        now = self._loop.time()
-        stepped = any(one.under_way or now - one.stepped_at < PLAN_IDLE_S for one in self._served.values())
-        return stepped or self._building.locked()
-
-    def _measured_again(self, loaded: Loaded, outcome: Speed | Exception) -> None:
-        if isinstance(outcome, Exception):
-            _log.info("layers %s could not be measured again: %s", loaded.key.span, outcome)
-            return
-        loaded.speed = loaded.speed.best(outcome)
-        if self._loaded.get(loaded.key) is loaded and self._keep(loaded.key, loaded.speed):
-            self._speed_drifted(loaded.key, loaded.speed)
-
-    def _look_for_drift(self, loaded: Loaded) -> None:
-        shard = loaded.key
-        known = self._speeds.get(shard.model, shard.device, self._precision, self._threads)
-        drifted = loaded.pace.drifted(known)
-        if drifted is not None and self._keep(shard, drifted):
-            now = self._speeds.get(shard.model, shard.device, self._precision, self._threads)
-            _log.info("a layer takes %s here now, and took %s", now, known)
-            self._speed_drifted(shard, now)
 
 
 def _chunks(step: Step) -> list[Chunk]:

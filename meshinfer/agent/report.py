@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from meshinfer import __version__
-from meshinfer.agent.owner import Loaded
 from meshinfer.agent.report_plan import fetching
+from meshinfer.agent.shards import Loaded
 from meshinfer.engine.speed import Speed
 from meshinfer.limits import MIB
 from meshinfer.mesh.plan import plan_id

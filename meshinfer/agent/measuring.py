@@ -1,0 +1,98 @@
+"""How fast this PC's shards are: measured when they are loaded, again when that has settled, and watched ever after."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshinfer.agent.shards import Loaded
+from meshinfer.agent.speeds import Speeds
+from meshinfer.engine.runner import Runner
+from meshinfer.engine.speed import PREFILL_ROWS, Speed, measure
+from meshinfer.errors import StepError
+from meshinfer.limits import MEASURE_AGAIN, MEASURE_AGAIN_S, MEASURE_S
+from meshinfer.values import Precision, ShardKey
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of the speeds on this PC as it is set up now."""
+
+    speeds: Speeds
+    precision: Precision
+    threads: int | None
+
+    def get(self, shard: ShardKey) -> Speed:
+        return self.speeds.get(shard.model, shard.device, self.precision, self.threads)
+
+    def put(self, shard: ShardKey, speed: Speed) -> bool:
+        """Whether it was news."""
+        return self.speeds.put(shard.model, shard.device, self.precision, self.threads, speed)
+
+
+class Measuring:
+    """All methods belong to the loop."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        kept: Kept,
+        wanting: Callable[[Loaded], bool],
+        changed: Callable[[ShardKey, Speed], None],
+    ) -> None:
+        """`wanting` says whether a shard may be measured now; `changed` hears of news after the loading."""
+        self._runner = runner
+        self._kept = kept
+        self._wanting = wanting
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, loaded: Loaded) -> None:
+        """Keeps what was measured at loading.
+
+        Then other shards were perhaps loading as well, here or on the same PC: it may be far too slow, and is measured
+        again when that has settled.
+        """
+        self._kept.put(loaded.key, loaded.speed)
+        for number in range(1, MEASURE_AGAIN + 1):
+            self._loop.call_later(number * MEASURE_AGAIN_S, self._measure_again, loaded)
+
+    def _measure_again(self, loaded: Loaded) -> None:
+        if not self._wanting(loaded):
+            return
+        # Whoever asks just then waits for it: so long that a large span's prompts are not tried again.
+        prompts = loaded.speed.prefill_us * loaded.layers * PREFILL_ROWS < MEASURE_S * 1e6
+
+        def done(outcome: Speed | Exception) -> None:
+            self._loop.call_soon_threadsafe(self._measured_again, loaded, outcome)
+
+        try:
+            self._runner.call(lambda: measure(loaded.shard, loaded.layers, prompts=prompts), done)
+        except StepError:
+            _log.debug("the device's thread has ended: nothing is measured any more")
+
+    def _measured_again(self, loaded: Loaded, outcome: Speed | Exception) -> None:
+        if isinstance(outcome, Exception):
+            _log.info("layers %s could not be measured again: %s", loaded.key.span, outcome)
+            return
+        loaded.speed = loaded.speed.best(outcome)
+        self._keep(loaded, loaded.speed)
+
+    def note(self, loaded: Loaded, compute_us: int, rows: int, position: int) -> None:
+        """A real step of one sequence, alone in its batch."""
+        if not loaded.pace.note(self._loop.time(), compute_us, rows, position):
+            return
+        drifted = loaded.pace.drifted(self._kept.get(loaded.key))
+        if drifted is not None:
+            self._keep(loaded, drifted)
+
+    def _keep(self, loaded: Loaded, speed: Speed) -> None:
+        before = self._kept.get(loaded.key)
+        if self._kept.put(loaded.key, speed):
+            now = self._kept.get(loaded.key)
+            _log.info("a layer takes %s now, and took %s", now, before)
+            self._changed(loaded.key, now)
