@@ -18,7 +18,7 @@ from meshinfer.mesh.placements import needed_bytes
 from meshinfer.mesh.plan import flaw, plan_id
 from meshinfer.mesh.promises import Promises
 from meshinfer.mesh.timing import Calm, Doubts, Lasting
-from meshinfer.values import Advert, ModelFacts, ModelId, PeerId, Plan, PlanId, ShardKey
+from meshinfer.values import Advert, ModelFacts, ModelId, PeerId, Plan, PlanId, ShardKey, Standing
 
 
 class Agreement:
@@ -38,7 +38,8 @@ class Agreement:
         self.reason = "the agent has just started"
         self.models: dict[ModelId, ModelFacts] = {}
         self.promises = Promises(self.me, costs, self.models)
-        self._base = own
+        self._base = self._own = own
+        self._told: tuple[Advert, tuple[PeerId, ...], int, tuple[Standing, ...]] | None = None
         self._costs = costs
         self._started_at = now
         self._calm = Calm(now)
@@ -69,12 +70,11 @@ class Agreement:
     @property
     def own(self) -> Advert:
         """This agent's advert, but for its version."""
-        return replace(
-            self._base,
-            doubts=self._doubts.peers,
-            round=self.promises.round,
-            standings=self.promises.standings,
-        )
+        told = (self._base, self._doubts.peers, self.promises.round, self.promises.standings)
+        if told != self._told:
+            base, doubts, ended, standings = self._told = told
+            self._own = replace(base, doubts=doubts, round=ended, standings=standings)
+        return self._own
 
     @property
     def shortfall(self) -> Shortfall | None:
@@ -169,11 +169,11 @@ class Agreement:
             self._measure_at, self._stale = None, True
         if self._look_around_at is not None and self._look_around_at <= now:
             self._look_around_at = None
-        self._pass(now, effects)
-        if self._stale:  # by what this agent itself has just accepted or dropped
+        if self._pass(now, effects):
             self._pass(now, effects)
 
-    def _pass(self, now: float, effects: list[Effect]) -> None:
+    def _pass(self, now: float, effects: list[Effect]) -> bool:
+        """True where it has changed what this agent itself says, so that a second look is due."""
         self._due = [time for time in (self._measure_at, self._look_around_at) if time is not None]
         self.promises.drop_what_cannot_stay(self._base, now, effects)
         self._later(self.promises.next_try())
@@ -182,11 +182,13 @@ class Agreement:
         self.model = self.picture.chosen_model()
         self._ask_for_manifest(now, effects)
         self._follow_targets(now, effects)
+        changed = self._sync()
         self.promises.go_on(self.picture.held, effects)
-        self._sync()
+        changed = self._sync() or changed
         self._retire(now, effects)
-        self._sync()
+        changed = self._sync() or changed
         self._conclude(effects)
+        return changed
 
     def _later(self, time: float | None) -> None:
         if time is not None:
@@ -326,7 +328,6 @@ class Agreement:
             self._make_room(plan, effects)
             if self.promises.accept(plan, self._base):
                 self._accepted_at[identity] = now
-        self._sync()
 
     def _drop_others(
         self, wanted: Mapping[PlanId, Plan], at_once: bool, now: float, effects: list[Effect]
