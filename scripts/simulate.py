@@ -2,8 +2,8 @@
 
     python scripts/simulate.py [--agents N] [--seconds T] [--seed S] [--faults PROFILE | --scenario NAME] [--json]
 
-Everything follows from the arguments: a run that failed is repeated by them. Exit code 1 when an invariant did not hold,
-the mesh did not come to rest after the last fault, or a scenario did not go as it should.
+Everything follows from the arguments: a run that failed is repeated by them. Exit code 1 when an invariant did not
+hold, the mesh did not come to rest after the last fault, or a scenario did not go as it should.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -71,7 +72,9 @@ def main() -> int:
     given = arguments()
     with bar() as show:
         if given.scenario is not None:
-            figures = scenarios.play(given.scenario, given.seed, given.agents, given.seconds, show)
+            figures = scenarios.play(
+                given.scenario, given.seed, given.agents, given.seconds, show, strict=given.strict
+            )
         else:
             task = run.Task(given.seed, given.agents, given.faults, given.seconds)
             figures = run.run(task, show, strict=given.strict)
@@ -87,6 +90,5 @@ def main() -> int:
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Sets of ids are walked in the same order in every process: then so is everything else.
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+        sys.exit(subprocess.call([sys.executable, *sys.argv], env={**os.environ, "PYTHONHASHSEED": "0"}))
     sys.exit(main())

@@ -189,11 +189,18 @@ class Faults:
         self._tell(f"{' '.join(other)} split off until {until - START_S:.3f} s")
         split = self._world.paths.split(sides)
         self._world.changed()
+        self._disturb()
         self._world.clock.at(until, self._heal, split)
 
     def _heal(self, split: int) -> None:
         self._world.paths.heal(split)
         self._world.changed()
+        self._disturb()
+
+    def _disturb(self) -> None:
+        """Where the network falls into parts, those of one part may have had only the others between them."""
+        for pc in self._world.pcs:
+            pc.calm_since = self._world.clock.now
 
     def _cut(self) -> None:
         pair = self._two()

@@ -11,7 +11,6 @@ from rich.table import Table
 from simulation.goal import usable_plans
 
 if TYPE_CHECKING:
-    from simulation.faults import Faults
     from simulation.run import Run
 
 _LISTS = ("command", "violated", "removed_falsely", "unrest", "story", "unmet")
@@ -83,8 +82,8 @@ def _text(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def collect(run: Run, faults: Faults, real_s: float, cpu_s: float) -> Figures:
-    world, task = run.world, run.task
+def collect(run: Run, real_s: float, cpu_s: float) -> Figures:
+    world, task, faults = run.world, run.task, run.faults
     lives = list(world.all_lives())
     agent_s = max(sum(lived_s for lived_s, _ in lives), 1e-9)
     truth = world.truth

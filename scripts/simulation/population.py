@@ -39,7 +39,7 @@ MODELS = {
     for facts in (
         _model("a", (10,) * 6),
         _model("b", (10,) * 4),
-        _model("c", (14, *(6,) * 10, 18)),
+        _model("c", (14, *(7,) * 6, 18)),
     )
 }
 _FIRST, _SMALL, _UNEQUAL = MODELS
@@ -96,3 +96,16 @@ def _spoil(random: Random, pcs: list[Pc]) -> None:
         pc.wall_s += random.choice((0.0, 0.0, random.uniform(-1e6, 1e6)))
         if random.random() < 0.1:
             pc.load_s = 1.5
+
+
+def bystanders(random: Random, first: int, count: int) -> list[Pc]:
+    """PCs that no plan can use: they lend nothing, or less than a layer takes."""
+    return [
+        Pc(
+            number,
+            random.choice((0, 0, 6)) * MIB,
+            true_decode_us=200,
+            wants=random.choice((None, None, _FIRST)),
+        )
+        for number in range(first, first + count)
+    ]

@@ -30,17 +30,13 @@ from meshinfer.mesh.events import (
     Unload,
     Watch,
 )
+from meshinfer.mesh.mesh import Mesh
 from meshinfer.mesh.plan import plan_id
 from meshinfer.values import Advert, ModelId, PeerId, Plan, PlanId, ShardKey, Standing
 from simulation import sizes
 from simulation.network import Link
 from simulation.onlooker import Machine, Onlooker
 from simulation.pc import Pc
-
-try:
-    from meshinfer.mesh.mesh import Mesh
-except ImportError:
-    Mesh = None
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -60,7 +56,7 @@ IDLE_S = 3.0
 
 
 class Process:
-    """`shards` are those that it loads (False) or has loaded (True); `serving` the plans that it serves, and by what."""
+    """`shards` are those that it loads (False) or has loaded (True); `serving` the plans that it serves, and how."""
 
     __slots__ = (
         "_acts",
@@ -86,6 +82,7 @@ class Process:
         "started_at",
         "starved",
         "starved_until",
+        "touched",
         "usable",
         "usable_id",
         "watched",
@@ -107,6 +104,8 @@ class Process:
         self.seen: set[PeerId] = set()
         self.present: frozenset[PeerId] = frozenset()
         self.shards: dict[ShardKey, bool] = {}
+        self.touched = False
+        """Whether shards or what is served have changed since that was last checked."""
         self.serving: dict[PlanId, tuple[Plan, tuple[ShardKey, ...]]] = {}
         self.usable: Plan | None = None
         self.usable_id: PlanId | None = None
@@ -136,7 +135,7 @@ class Process:
 
     def _machine(self) -> Machine:
         random, now = Random(self._random.random()), self.world.clock.now
-        if self.pc.stubborn or Mesh is None:
+        if self.pc.stubborn:
             return Onlooker(self.pc.portrait(), random, now)
         return Mesh(self.pc.portrait(), self.world.costs, random, now)
 
@@ -277,6 +276,7 @@ class Process:
         shard = effect.shard
         self.world.truth.loads(self, shard)
         self.shards[shard] = False
+        self.touched = True
         took_s = len(shard.span) * self.pc.load_s * self._random.uniform(0.8, 1.2)
         self.world.clock.after(took_s, self._loaded, shard)
 
@@ -285,9 +285,11 @@ class Process:
             return
         if self.pc.disk_full or self._random.random() < self.world.load_failures:
             del self.shards[shard]
+            self.touched = True
             self.take(LoadFailed(shard, "the disk is full"))
             return
         self.shards[shard] = True
+        self.touched = True
         self.take(LoadDone(shard))
         if self.pc.decode_us == 0:
             self.pc.decode_us = self.pc.true_decode_us
@@ -296,18 +298,22 @@ class Process:
     def lose(self, shard: ShardKey) -> None:
         """A shard that was loaded runs no more."""
         if self.shards.pop(shard, False):
+            self.touched = True
             self.take(LoadFailed(shard, "the device was lost"))
 
     def _unload(self, effect: Unload) -> None:
         self.world.truth.unloads(self, effect.shard)
         self.shards.pop(effect.shard, None)
+        self.touched = True
 
     def _serve(self, effect: Serve) -> None:
         self.serving[plan_id(effect.plan)] = (effect.plan, effect.shards)
+        self.touched = True
         self._go_idle()
 
     def _retire(self, effect: Retire) -> None:
         self.serving.pop(effect.plan, None)
+        self.touched = True
 
     # ── asking ──────────────────────────────────────────────────────────────────────────────────────────────
     def _plan_usable(self, effect: PlanUsable) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -12,6 +12,7 @@ from simulation import figures, population
 from simulation.faults import Faults
 from simulation.figures import Figures
 from simulation.goal import unrest
+from simulation.pc import Pc
 from simulation.profiles import PROFILES, varied
 from simulation.world import World
 
@@ -55,10 +56,16 @@ def run(task: Task, progress: Progress = lambda done, total: None, *, strict: bo
 
 
 class Run:
-    """`world` may be looked at, and changed, before `to_its_end` and after."""
+    """`world` may be looked at, and changed, before `to_its_end` and after. `others` are PCs on which no agent starts
+    by itself."""
 
     def __init__(
-        self, task: Task, progress: Progress = lambda done, total: None, *, strict: bool = False
+        self,
+        task: Task,
+        progress: Progress = lambda done, total: None,
+        *,
+        strict: bool = False,
+        others: Sequence[Pc] = (),
     ) -> None:
         self.task = task
         self._progress = progress
@@ -67,56 +74,55 @@ class Run:
         self.seconds = self.profile.seconds if task.seconds is None else task.seconds
         multicast = random.random() >= self.profile.contacts_only
         pcs = population.office(random, task.agents, defects=self.profile.defects, multicast=multicast)
-        self.world = World(task.seed, pcs, latency_s=self.profile.latency_s, strict=strict)
-        self._start_agents(random)
+        self.world = World(task.seed, [*pcs, *others], latency_s=self.profile.latency_s, strict=strict)
+        self.faults = Faults(self.world, self.profile, self.world.clock.now + self.seconds)
+        self._start_agents(random, pcs)
         self.rest_at: float | None = None
         """Since when the mesh is at rest."""
         self.reason: str | None = "it was not looked at"
         """Why it is not."""
+        self._real = _Real()
 
-    def _start_agents(self, random: Random) -> None:
+    def _start_agents(self, random: Random, pcs: Sequence[Pc]) -> None:
         world, within_s = self.world, self.profile.start_within_s
-        self._started_at = world.clock.now
-        for pc in world.pcs:
+        self.started_at = world.clock.now
+        for pc in pcs:
             at = world.clock.now + random.uniform(0.0, within_s)
             if self.profile.every_s > 0 and random.random() < 0.2:
                 at = world.clock.now + random.uniform(0.0, max(within_s, 0.8 * self.seconds))
-            self._started_at = max(self._started_at, at)
+            self.started_at = max(self.started_at, at)
             world.clock.at(at, world.start, pc)
 
     def to_its_end(self) -> Figures:
+        self.faults.begin()
+        self.faults.last_at = self.started_at
+        if self.profile.every_s > 0:
+            self.go_on(self.seconds, look=False)
+            self.settle()
+        else:
+            self.go_on(self.seconds)
+        return self.figures()
+
+    def go_on(self, seconds: float, *, look: bool = True) -> None:
         clock = self.world.clock
-        began, began_cpu = time.perf_counter(), time.process_time()
-        faults = Faults(self.world, self.profile, clock.now + self.seconds)
-        faults.begin()
+        begin, end = clock.now, clock.now + seconds
         with tuned():
-            end = clock.now + self.seconds
-            if self.profile.every_s > 0:
-                self._run(end, look=False)
-                self._settle(faults.last_at + WITHIN_S)
-            else:
-                faults.last_at = self._started_at
-                self._run(end, look=True)
-        real_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
-        return figures.collect(self, faults, real_s, cpu_s)
+            while clock.now < end:
+                clock.run(min(end, clock.now + self._look_s))
+                self._progress(clock.now - begin, seconds)
+                if look and clock.now > self.started_at:
+                    self.look()
 
-    def _run(self, end: float, *, look: bool) -> None:
+    def settle(self, rest_s: float = REST_S) -> None:
+        """Until the mesh has been at rest for so long, or should have been."""
         clock = self.world.clock
-        begin = clock.now
-        while clock.now < end:
-            clock.run(min(end, clock.now + self._look_s))
-            self._progress(clock.now - begin, end - begin)
-            if look and clock.now > self._started_at:
-                self.look()
-
-    def _settle(self, latest: float) -> None:
-        clock = self.world.clock
-        while clock.now < latest:
+        latest = max(clock.now, self.faults.last_at) + WITHIN_S
+        with tuned():
             self.look()
-            if self.rest_at is not None and clock.now >= self.rest_at + REST_S:
-                return
-            clock.run(clock.now + self._look_s)
-            self._progress(self.seconds, self.seconds)
+            while clock.now < latest and (self.rest_at is None or clock.now < self.rest_at + rest_s):
+                clock.run(clock.now + self._look_s)
+                self._progress(self.seconds, self.seconds)
+                self.look()
 
     def look(self) -> None:
         """Note whether the mesh is at rest now."""
@@ -129,6 +135,24 @@ class Run:
     @property
     def _look_s(self) -> float:
         return LOOK_S if len(self.world.pcs) < MANY else LOOK_AT_MANY_S
+
+    def figures(self) -> Figures:
+        return figures.collect(self, self._real.real_s, self._real.cpu_s)
+
+
+class _Real:
+    """How long it takes outside."""
+
+    def __init__(self) -> None:
+        self._began_s, self._began_cpu_s = time.perf_counter(), time.process_time()
+
+    @property
+    def real_s(self) -> float:
+        return time.perf_counter() - self._began_s
+
+    @property
+    def cpu_s(self) -> float:
+        return time.process_time() - self._began_cpu_s
 
 
 class tuned:  # noqa: N801 - used like a function

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from meshinfer.errors import WireError
 from meshinfer.values import Advert, Mark, PeerId
 from meshinfer.wire import codec
 from meshinfer.wire.advert import decode_advert, encode_advert
@@ -47,8 +48,15 @@ class Sizes:
         key = (advert.peer, advert.incarnation, advert.version)
         known = self._known.get(key)
         if known is None:
-            data = encode_advert(advert)
-            if advert.version % DECODED_EACH == 0 and decode_advert(data) != advert:
-                self._differs(f"an advert of {advert.name} is another one once decoded")
-            known = self._known[key] = len(data) + SIGNATURE_BYTES + CERTIFICATE_BYTES
+            known = self._known[key] = self._encoded(advert) + SIGNATURE_BYTES + CERTIFICATE_BYTES
         return known
+
+    def _encoded(self, advert: Advert) -> int:
+        try:
+            data = encode_advert(advert)
+        except WireError as error:
+            self._differs(f"{advert.name} publishes what no peer would accept: {error}")
+            return 0
+        if advert.version % DECODED_EACH == 0 and decode_advert(data) != advert:
+            self._differs(f"an advert of {advert.name} is another one once decoded")
+        return len(data)

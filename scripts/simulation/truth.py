@@ -22,8 +22,9 @@ from simulation.process import STARVED_S, Process
 if TYPE_CHECKING:
     from simulation.world import World
 
-CALM_S = 2.0
-"""Nobody may be removed who was alive and reachable, and that for so long."""
+CALM_S = 4.5
+"""Nobody may be removed who was alive and reachable, and has been for so long. A link that breaks by a fault may take
+2.2 s to be found dead, and as long to be tried again once the fault is over."""
 
 Life = tuple[PeerId, int]
 """A peer and its incarnation: what another incarnation said does not count."""
@@ -110,7 +111,8 @@ class Truth:
         if due is not None and due <= self._world.clock.now:
             late_s = self._world.clock.now - due
             self.violated(process, f"wants to be run {late_s:.6f} s ago: the agent would spin")
-        if self._note_standings(process) or self._loads or process.serving:
+        if self._note_standings(process) or process.touched:
+            process.touched = False
             self._check_promises(process)
         self._note_view(process)
 
