@@ -311,8 +311,13 @@ ROUND_TRIP_WINDOW_S: Final = 30.0
 ROUND_TRIP_SAMPLES: Final = 4
 """Echoes before a first figure is told. It is looked at again twice in a window: each telling is a flood."""
 
-ROUND_TRIP_STEP_US: Final = 100
-"""Differences below this are no news: two agents on one PC differ by as much from one moment to the next."""
+ROUND_TRIP_STEP_US: Final = 300
+"""Differences below this are no news: half of it is what a hop costs, and that differs by as much with every token."""
+
+ROUND_TRIP_CALM_S: Final = 60.0
+ROUND_TRIP_CALM_MOST_S: Final = 960.0
+"""After a figure was told the next waits so long, doubled each time, or a quarter of that where it is twice as much or
+half: on a link that jitters the least of a window is never the same. Worst case: 30 floods a second among 1,000."""
 
 BROKEN_AFTER_S: Final = 3.0
 """A peer that fell silent on one link only, and is still vouched for by others after this, has a broken link. Above the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,17 +93,17 @@ def test_a_round_trip_is_the_least_of_several_without_the_time_that_the_echo_wai
         sent = beats.next(number / 2)
         arrived = number / 2 + 0.4 + 0.0071 + number / 1000
         hearing.takes(beat(number, echo=sent, echo_age_us=400_000), beats, arrived)
-    assert hearing.review(3.0)
+    assert hearing.review(False, 3.0)
     assert hearing.facts().round_trip_us == 8100
 
 
 def test_one_echo_is_no_measurement_and_an_echo_of_nothing_none_at_all() -> None:
     hearing, now = hearing_with([3.0])
-    assert not hearing.review(now)
+    assert not hearing.review(True, now)
     beats = Beats()
     for number in range(1, 9):
         hearing.takes(beat(number + 10, echo=number + 50), beats, now + number)
-    assert not hearing.review(now + 20)
+    assert not hearing.review(True, now + 20)
     assert hearing.facts().round_trip_us == 0
 
 
@@ -109,7 +111,7 @@ def test_an_echo_older_than_itself_is_not_believed() -> None:
     beats, hearing = Beats(), Hearing(PEER, True, 0.0)
     for number in range(1, 9):
         hearing.takes(beat(number, echo=beats.next(number), echo_age_us=10_000_000), beats, number + 0.001)
-    assert not hearing.review(9.0)
+    assert not hearing.review(True, 9.0)
 
 
 def test_small_changes_are_not_told_and_great_ones_are_once_the_window_has_passed() -> None:
@@ -119,21 +121,32 @@ def test_small_changes_are_not_told_and_great_ones_are_once_the_window_has_passe
         now = number * 0.5
         slower = 0.010 if now < 60 else 0.0115 if now < 120 else 0.030
         hearing.takes(beat(number, echo=beats.next(now)), beats, now + slower)
-        if hearing.review(now + slower):
+        if hearing.review(number % 30 == 0, now + slower):
             told.append((now, hearing.facts().round_trip_us))
     assert [figure for _, figure in told] == [10_000, 30_000]
     assert told[0][0] < 3
     assert 120 < told[1][0] < 120 + 2 * limits.ROUND_TRIP_WINDOW_S
 
 
+def test_a_link_that_jitters_is_told_of_more_and_more_rarely() -> None:
+    beats, hearing, random = Beats(), Hearing(PEER, True, 0.0), Random(1)
+    told = []
+    for number in range(1, 14_400):
+        now = number * 0.5
+        hearing.takes(beat(number, echo=beats.next(now)), beats, now + 0.002 + 0.03 * random.random() ** 0.5)
+        if hearing.review(number % 30 == 0, now + 0.1):
+            told.append(now)
+    assert len(told) < 40, "two hours, 480 looks at it"
+
+
 def test_jitter_of_a_fast_link_is_no_news() -> None:
     hearing, now = hearing_with([0.2, 0.1, 0.12, 0.15])
-    assert hearing.review(now)
+    assert hearing.review(False, now)
     beats = Beats()
     for number in range(5, 200):
         later = number * 0.5
         hearing.takes(beat(number, echo=beats.next(later) + 0), beats, later + 0.00005 + (number % 7) / 1e5)
-        assert not hearing.review(later)
+        assert not hearing.review(number % 30 == 0, later)
 
 
 def test_bandwidth_is_told_when_it_differs_by_a_quarter() -> None:

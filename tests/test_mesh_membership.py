@@ -91,6 +91,7 @@ class Net:
         self.seed = seed
         self.random = Random(seed)
         self.loss = loss
+        self.jitter_s = 0.004
         self.now = 0.0
         self.machines: dict[PeerId, Membership] = {}
         self.frozen: dict[PeerId, list[Event]] = {}
@@ -303,7 +304,7 @@ class Net:
             or self.random.random() < self.loss
         ):
             return
-        self._at(0.001 + 0.004 * self.random.random(), lambda: self._handle(target, event))
+        self._at(0.001 + self.jitter_s * self.random.random(), lambda: self._handle(target, event))
 
     def _watch(self, peer: PeerId, peers: frozenset[PeerId]) -> None:
         for other in sorted(peers):
@@ -350,9 +351,10 @@ class Net:
             self._at(after * (0.8 + 0.4 * self.random.random()), breaks)
 
 
-def mesh(size: int, seed: int, loss: float = 0.0, settle: bool = True) -> Net:
+def mesh(size: int, seed: int, loss: float = 0.0, settle: bool = True, jitter_s: float = 0.004) -> Net:
     """So many agents, each of which knows the place of one that started before it."""
     net = Net(seed, loss)
+    net.jitter_s = jitter_s
     peers = [peer_id(number) for number in range(size)]
     for number, peer in enumerate(peers):
         net.start(peer, [peers[net.random.randrange(number)]] if number else [])
@@ -838,22 +840,26 @@ def test_one_who_leaves_is_gone_at_once_everywhere() -> None:
 
 
 # ── noise ───────────────────────────────────────────────────────────────────────────────────────────────────
-def test_an_idle_large_mesh_says_heartbeats_and_nothing_else() -> None:
-    net = mesh(60, seed=9)
-    net.run(limits.LINGER_S + 60)
+def quiet_mesh() -> Net:
+    """One that has been up for a while, on wires that do not jitter."""
+    net = mesh(40, seed=9, jitter_s=0.0005)
+    net.run(limits.LINGER_S + 30)
     net.sent.clear()
+    return net
+
+
+def test_an_idle_large_mesh_says_heartbeats_and_nothing_else() -> None:
+    net = quiet_mesh()
     net.run(10.0)
-    assert net.sent["HeartbeatHeard"] <= 60 * 10 * 2 * 8
+    assert net.sent["HeartbeatHeard"] <= 40 * 10 * 2 * 8
     assert net.sent["SummaryHeard"] == 0
-    assert net.sent["AdvertsHeard"] <= 60, "hardly a figure changes"
+    assert net.sent["AdvertsHeard"] <= 40, "hardly a figure changes"
 
 
 def test_a_lone_change_goes_over_each_link_once() -> None:
-    net = mesh(60, seed=9)
-    net.run(limits.LINGER_S + 60)
+    net = quiet_mesh()
     edges = sum(len(machine.watched) for machine in net.machines.values()) // 2
     machine = net.machines[peer_id(7)]
-    net.sent.clear()
     own = machine.view.own
     net._act(peer_id(7), machine.publish(replace(own, version=own.version + 1, capacity_bytes=77), net.now))
     net.run(1.0)
@@ -863,21 +869,19 @@ def test_a_lone_change_goes_over_each_link_once() -> None:
 
 
 def test_a_bystander_that_comes_or_goes_costs_each_other_a_few_messages() -> None:
-    net = mesh(60, seed=9)
-    net.run(limits.LINGER_S + 60)
+    net = quiet_mesh()
     bystander = peer_id(999)
     net.allowed_removals = lambda seen_by, peer: bystander in (seen_by, peer)
-    net.sent.clear()
     net.start(bystander, [peer_id(0)])
     net.run_until(net.agrees, 4.0)
     net.run(10.0)
-    assert net.sent["AdvertsHeard"] / 60 < 60
-    assert net.sent["SummaryHeard"] / 60 < 5
+    assert net.sent["AdvertsHeard"] / 40 < 60
+    assert net.sent["SummaryHeard"] / 40 < 5
 
 
 # ── anything at all ─────────────────────────────────────────────────────────────────────────────────────────
 def test_twenty_per_cent_loss_for_ten_minutes_removes_nobody() -> None:
-    net = mesh(12, seed=20, loss=0.2)
+    net = mesh(6, seed=20, loss=0.2)
     net.run(600.0)
     net.run_until(net.agrees, 10.0)
     assert all(machine.broken == () for machine in net.machines.values())

@@ -43,10 +43,11 @@ class Hearing:
     __slots__ = (
         "_best_us",
         "_best_us_before",
+        "_calm_s",
         "_echoed",
         "_samples",
         "_told",
-        "_turn_at",
+        "_told_at",
         "count",
         "down_at",
         "heard",
@@ -68,8 +69,9 @@ class Hearing:
         # The least round trip of this half of the window, and of the half before.
         self._best_us = 0
         self._best_us_before = 0
-        self._turn_at = now + limits.ROUND_TRIP_WINDOW_S / 2
         self._samples = 0
+        self._told_at = now
+        self._calm_s = limits.ROUND_TRIP_CALM_S
         self._told = LinkFacts(peer, 0, 0)
 
     def takes(self, beat: Heartbeat, beats: Beats, now: float) -> bool:
@@ -115,23 +117,30 @@ class Hearing:
         if self.heard_at >= 0:
             self.heard_at += seconds
         self.down_at += seconds
-        self._turn_at += seconds
 
-    def review(self, now: float) -> bool:
-        """Whether there is another figure to tell: the first after a few echoes, then twice in a window, in two
-        digits, and only what differs by a quarter."""
-        if self._samples < limits.ROUND_TRIP_SAMPLES:
-            return False
-        turn = now >= self._turn_at
-        if self._told.round_trip_us and not turn:
+    def review(self, turn: bool, now: float) -> bool:
+        """Whether there is another round trip to tell: the first after a few echoes; then at each `turn`, half a window
+        after the last, what differs by a quarter; more and more rarely, and less so what is twice as much or half."""
+        if self._samples < limits.ROUND_TRIP_SAMPLES or not (turn or not self._told.round_trip_us):
             return False
         told, best_us = self._told, min(self._best_us or _MOST, self._best_us_before or _MOST)
         if turn:
             self._best_us_before, self._best_us = self._best_us, 0
-            self._turn_at = now + limits.ROUND_TRIP_WINDOW_S / 2
-        if best_us < _MOST and _differs(best_us, told.round_trip_us, limits.ROUND_TRIP_STEP_US):
+        if best_us < _MOST and self._is_news(best_us, now):
             self._told = LinkFacts(self.peer, coarse(best_us), told.kbit_s)
         return self._told != told
+
+    def _is_news(self, round_trip_us: int, now: float) -> bool:
+        told_us = self._told.round_trip_us
+        if not _differs(round_trip_us, told_us, limits.ROUND_TRIP_STEP_US):
+            return False
+        if told_us:
+            twofold = max(round_trip_us, told_us) >= 2 * min(round_trip_us, told_us)
+            if now < self._told_at + (self._calm_s / 4 if twofold else self._calm_s):
+                return False
+            self._calm_s = min(2 * self._calm_s, limits.ROUND_TRIP_CALM_MOST_S)
+        self._told_at = now
+        return True
 
     def bandwidth(self, kbit_s: int) -> bool:
         """Take a measurement; whether it is another figure to tell."""

@@ -58,6 +58,7 @@ class Membership:
         self._links_urgent = False
         self._links_untold = False
         self._links_told_at = now
+        self._turn_at = now + limits.ROUND_TRIP_WINDOW_S * random.random() / 2
 
     @property
     def broken(self) -> tuple[PeerId, ...]:
@@ -344,7 +345,10 @@ class Membership:
             self.links = links
 
     def _tell_later(self, now: float) -> None:
-        if [hearing for hearing in self._hearings.values() if hearing.heard and hearing.review(now)]:
+        turn = now >= self._turn_at
+        if turn:
+            self._turn_at = now + limits.ROUND_TRIP_WINDOW_S / 2
+        if [one for one in self._hearings.values() if one.heard and one.review(turn, now)]:
             self._links_untold = True
         if self._links_untold and self._links_told_at + limits.LINKS_LATER_S <= now:
             self._tell_links(now)
