@@ -36,6 +36,7 @@ def whole_plan(**more: Any) -> dict[str, Any]:
         "reason": None,
         "model_name": "smollm2",
         "predicted_us": 14_100,
+        "planned_us": 13_000,
         "measured_us": 15_900,
         "measured_steps": 200,
         "head_us": 2500,
@@ -66,6 +67,11 @@ def test_what_was_predicted_stands_beside_what_is_measured() -> None:
         "whole route 14.1 15.9",
         "measured over the last 200 tokens asked here; besides, the output head here takes 2.5 ms",
     ]
+
+
+def test_until_speeds_are_known_the_plan_s_own_figure_is_shown() -> None:
+    text = shown(whole_plan(predicted_us=None))
+    assert squeezed(text)[-2] == "whole route as planned 13.0 15.9"
 
 
 def test_nothing_measured_is_no_zero() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from mesh_samples import COSTS, advert, model, peer_id
 
+from meshinfer.agent.prediction import predict
 from meshinfer.agent.report import links_of, spans_of
-from meshinfer.agent.report_plan import layers_of, percent, predicted, readiness, standbys_of, standing_of
+from meshinfer.agent.report_plan import layers_of, percent, readiness, standbys_of, standing_of
 from meshinfer.agent.timing import Routes, StepPassed
+from meshinfer.mesh.hops import Hops
 from meshinfer.mesh.placement import Candidate, Options, place
-from meshinfer.values import Assignment, LinkFacts, Plan, PlanId, Readiness, Span, Standing
+from meshinfer.values import Advert, Assignment, LinkFacts, PeerId, Plan, PlanId, Readiness, Span, Standing
 from meshinfer.wire.messages import HopTrace
 
 
@@ -27,32 +28,55 @@ def placed(*speeds_us: int) -> Plan:
 # ── predicted ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_predicted_parts_add_up_to_the_whole() -> None:
+def known(*speeds_us: int) -> dict[PeerId, Advert]:
+    return {peer_id(number): advert(number, decode_us=us) for number, us in enumerate(speeds_us)}
+
+
+def test_without_news_the_prediction_is_the_plan_s_own() -> None:
     plan = placed(300, 100, 200)
-    owners_us, hop_us = predicted(plan, model(layers=9))
-    assert hop_us is not None
-    known = {peer_id(0): 300, peer_id(1): 100, peer_id(2): 200}
-    assert list(owners_us) == [known[one.peer] * len(one.span) for one in plan.assignments]
-    assert sum(filter(None, owners_us)) + hop_us * 4 == pytest.approx(plan.predicted_us, abs=4)
+    found = predict(plan, model(layers=9), peer_id(9), known(300, 100, 200).get, Hops())
+    speeds = {peer_id(0): 300, peer_id(1): 100, peer_id(2): 200}
+    assert list(found.owners_us) == [speeds[one.peer] * len(one.span) for one in plan.assignments]
+    assert len(found.hops_us) == 4
+    assert found.total_us == plan.predicted_us
 
 
 def test_large_layers_take_longer() -> None:
     plan = placed(100, 100, 100)
     facts = model(layers=9)
     sizes = [2 * facts.layer_bytes[0]] * 3 + [facts.layer_bytes[0] // 2] * 6
-    owners_us, _ = predicted(plan, replace(facts, layer_bytes=tuple(sizes)))
-    assert list(owners_us) == [
-        100 * 9 * sum(sizes[o.span.first : o.span.last]) // sum(sizes) for o in plan.assignments
+    uneven = replace(facts, layer_bytes=tuple(sizes))
+    found = predict(plan, uneven, peer_id(9), known(100, 100, 100).get, Hops()).owners_us
+    assert list(found) == [
+        100 * 9 * sum(sizes[one.span.first : one.span.last]) // sum(sizes) for one in plan.assignments
     ]
-    assert predicted(plan, None)[0] == [100 * len(one.span) for one in plan.assignments], (
-        "its manifest is not here"
-    )
+    unknown = predict(plan, None, peer_id(9), known(100, 100, 100).get, Hops()).owners_us
+    assert list(unknown) == [100 * len(one.span) for one in plan.assignments], "its manifest is not here"
 
 
-def test_what_was_assumed_is_not_called_predicted() -> None:
-    owners_us, hop_us = predicted(placed(300, 0, 200), model(layers=9))
-    assert owners_us.count(None) == 1
-    assert hop_us is None
+def test_a_first_plan_is_judged_by_what_was_measured_since() -> None:
+    """Nobody had run a layer when it was made."""
+    plan = placed(0, 0, 0)
+    found = predict(plan, model(layers=9), peer_id(9), known(300, 300, 300).get, Hops())
+    assert sum(filter(None, found.owners_us)) == 2700
+    partly = predict(plan, model(layers=9), peer_id(9), known(300, 0, 300).get, Hops())
+    assert partly.owners_us.count(None) == 1
+    assert partly.total_us is None, "what was assumed is not called predicted"
+
+
+def test_one_who_has_gone_is_judged_by_the_plan() -> None:
+    plan = placed(300, 100, 200)
+    found = predict(plan, model(layers=9), peer_id(9), lambda _: None, Hops())
+    assert found.total_us == plan.predicted_us
+
+
+def test_hops_are_the_asker_s_too() -> None:
+    plan = placed(100, 100, 100)
+    first, second, third = plan.owners
+    us = {(peer_id(9), first): 1000, (first, second): 2000, (second, third): 3000, (third, peer_id(9)): 4000}
+    broken = frozenset({(second, third)})
+    found = predict(plan, model(layers=9), peer_id(9), known(100, 100, 100).get, Hops(us, broken))
+    assert found.hops_us == (1000, 2000, 3000, 4000)
 
 
 # ── measured ────────────────────────────────────────────────────────────────────────────────────────────────

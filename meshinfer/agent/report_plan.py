@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from meshinfer.agent.prediction import Prediction, predict
 from meshinfer.agent.timing import RouteTimes
+from meshinfer.mesh.hops import Hops
 from meshinfer.mesh.plan import facts_of, plan_id, shard_of
-from meshinfer.values import Advert, Assignment, ModelFacts, ModelId, Plan, Readiness, Span, Standing
+from meshinfer.values import Advert, Assignment, ModelId, Plan, Readiness, Span, Standing
 
 if TYPE_CHECKING:
     from meshinfer.agent.agent import Agent
@@ -71,24 +73,25 @@ class _Plans:
 
     def _current(self, current: Plan) -> dict[str, Any]:
         times = self._agent.metrics.routes.times(plan_id(current))
-        owners_us, hop_us = predicted(current, self._facts.get(current.model))
+        prediction = self._prediction(current)
         taken = [self._taken(current, index, times) for index in range(len(current.assignments))]
         return {
             **self._plan(current),
             "reason": None if current in self._usable else self._mesh.reason,
             "layers": current.layers,
+            "predicted_us": prediction.total_us,
             "measured_us": None if times is None else times.total_us,
             "measured_steps": 0 if times is None else times.steps,
             "head_us": self._head_us() or None,
             "hops": {
                 "count": len(current.assignments) + 1,
-                "predicted_us": hop_us,
+                "predicted_us": sum(prediction.hops_us) // len(prediction.hops_us),
                 "measured_us": None if times is None else times.hop_us,
             },
             "owners": [
                 {
                     **self._holder(current, owner),
-                    "predicted_us": owners_us[index],
+                    "predicted_us": prediction.owners_us[index],
                     **taken[index],
                     "standbys": [self._holder(current, one) for one in standbys_of(current, owner)],
                 }
@@ -99,6 +102,7 @@ class _Plans:
     def _brief(self, one: Plan) -> dict[str, Any]:
         return {
             **self._plan(one),
+            "predicted_us": self._prediction(one).total_us,
             "owners": [self._stated(one, owner) for owner in one.assignments],
             "standbys": [self._stated(one, standby) for standby in one.standbys],
         }
@@ -111,9 +115,18 @@ class _Plans:
             "model_name": self._model_name(one.model),
             "round": one.round,
             "replaces": one.replaces,
-            "predicted_us": one.predicted_us,
-            "stage_us": one.stage_us,
+            "planned_us": one.predicted_us,
+            "planned_stage_us": one.stage_us,
         }
+
+    def _prediction(self, one: Plan) -> Prediction:
+        facts = self._facts.get(one.model)
+        if facts is None:
+            hops = Hops()
+        else:
+            named = [advert for peer in one.owners if (advert := self._mesh.view.get(peer)) is not None]
+            hops = Hops.of((*named, self._mesh.own), facts.hidden)
+        return predict(one, facts, self._agent.me, self._mesh.view.get, hops)
 
     def _stated(self, plan: Plan, one: Assignment) -> dict[str, Any]:
         """An owner or a standby, and how far it is with its layers."""
@@ -188,27 +201,3 @@ def percent(progress: Mapping[str, tuple[int, int]], span: Span) -> int | None:
     """Of the bytes that a span still lacked on this PC; None while none are being fetched."""
     done, total = progress.get(layers_of(span), (0, 0))
     return done * 100 // total if total else None
-
-
-def predicted(plan: Plan, facts: ModelFacts | None) -> tuple[Sequence[int | None], int | None]:
-    """What the plan was computed with: microseconds of each owner for its span, and of each of the N + 1 hops.
-
-    None for an owner that had not measured itself yet, and for the hops where there is one.
-    """
-    owners_us = [_predicted_us(plan, owner, facts) for owner in plan.assignments]
-    known_us = [us for us in owners_us if us is not None]
-    if len(known_us) < len(owners_us):
-        return owners_us, None
-    return owners_us, max(0, plan.predicted_us - sum(known_us)) // (len(owners_us) + 1)
-
-
-def _predicted_us(plan: Plan, owner: Assignment, facts: ModelFacts | None) -> int | None:
-    """A speed is for the average layer; a layer takes as long as its bytes are many."""
-    given = facts_of(plan, owner.peer)
-    if given is None or not given.decode_us:
-        return None
-    sizes = () if facts is None else facts.layer_bytes
-    whole = sum(sizes)
-    if not whole:
-        return given.decode_us * len(owner.span)
-    return given.decode_us * len(sizes) * sum(sizes[owner.span.first : owner.span.last]) // whole

@@ -82,7 +82,8 @@ def _plan(value: Mapping[str, Any]) -> Iterator[str]:
     hops = value.get("hops") or {}
     count = hops.get("count", len(owners) + 1)
     rows.append((f"{count} hops", *_BLANK, *_both(hops, count)))
-    rows.append(("whole route", *_BLANK, *_both(value)))
+    planned = " as planned" if value.get("predicted_us") is None else ""
+    rows.append((f"whole route{planned}", *_BLANK, _ms(_predicted_us(value)), _ms(value.get("measured_us"))))
     yield render.table(_OWNERS, rows)
     if value.get("measured_steps"):
         head = (
@@ -123,6 +124,12 @@ def _both(value: Mapping[str, Any], times: int = 1) -> tuple[str, str]:
     return _ms(value.get("predicted_us"), times), _ms(value.get("measured_us"), times)
 
 
+def _predicted_us(plan: Mapping[str, Any]) -> int | None:
+    """By today's figures; while an owner has none yet, by those that were assumed when the plan was made."""
+    now_us: int | None = plan.get("predicted_us")
+    return plan.get("planned_us") if now_us is None else now_us
+
+
 def _ms(microseconds: int | None, times: int = 1) -> str:
     return render.milliseconds(None if microseconds is None else microseconds * times / 1000)
 
@@ -158,7 +165,7 @@ def _brief(plan: Mapping[str, Any]) -> Sequence[object]:
         f"{named} and {more} more" if more > 0 else named,
         ", ".join(map(name, plan.get("standbys") or ())) or "-",
         "usable" if plan.get("usable") else _ready(owners),
-        _ms(plan.get("predicted_us")),
+        _ms(_predicted_us(plan)),
     )
 
 
