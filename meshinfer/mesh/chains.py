@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshinfer.limits import ROUTE_HOPS
 from meshinfer.mesh.lanes import ANY, Bounds, Chain, Hop, Lane, Link, Task
-from meshinfer.mesh.packing import any_chain, greedy_chain, many_chain
+from meshinfer.mesh.packing import any_chain, brisk_chain, many_chain
 from meshinfer.mesh.search import EXACT_LANES, exact_chain
 from meshinfer.mesh.stages import covered, least_stage
 from meshinfer.values import Objective, Span
@@ -22,14 +23,15 @@ def best_chain(task: Task, objective: Objective) -> Chain | None:
     """The chain that costs least, or the one whose slowest stage takes least and then costs least; None where none
     holds all layers. Exact for up to `EXACT_LANES` lanes (unless the search is given up, see there), good beyond."""
     few = len(task.lanes) <= EXACT_LANES
+    cover = covered if few else brisk_chain
     known = covered(task) if few else any_chain(task)
-    bounds = ANY
     if known is None:
         return None
+    bounds = ANY
     if objective is Objective.THROUGHPUT:
-        bounds = Bounds(stage=least_stage(task, covered if few else greedy_chain, known))
-    chain = exact_chain(task, bounds) if few else None
-    return chain or many_chain(task, known, bounds) or (covered(task, bounds.stage) if few else known)
+        known = least_stage(task, cover, known)
+        bounds = Bounds(stage=max(task.stages(known) or (0,)))
+    return (exact_chain(task, bounds) if few else None) or many_chain(task, known, bounds)
 
 
 def calm_chain(task: Task, objective: Objective, best: Chain, earlier: Chain) -> Chain:
@@ -38,9 +40,11 @@ def calm_chain(task: Task, objective: Objective, best: Chain, earlier: Chain) ->
     `earlier` are those links of a chain that ran which still can run. For few lanes all chains are compared; for many,
     or where that is given up, those that leave the earlier links alone and fill the gaps between them.
     """
+    if not task.moved(best):
+        return best
     bounds = _near(task, objective, best)
     found = [best]
-    few = exact_chain(task, bounds) if len(task.lanes) <= EXACT_LANES and task.moved(best) else None
+    few = exact_chain(task, bounds) if len(task.lanes) <= EXACT_LANES else None
     found += [few] if few else _repairs(task, bounds, earlier)
     return min(found, key=lambda chain: (task.moved(chain), task.cost(chain) or 0, chain))
 
@@ -54,7 +58,7 @@ def _near(task: Task, objective: Objective, best: Chain) -> Bounds:
 
 def _keeps(task: Task, chain: Chain, bounds: Bounds) -> bool:
     stages, cost = task.stages(chain), task.cost(chain)
-    if stages is None or cost is None or len(chain) < task.fewest:
+    if stages is None or cost is None or not task.fewest <= len(chain) <= ROUTE_HOPS:
         return False
     return (bounds.stage is None or max(stages) <= bounds.stage) and (
         bounds.cost is None or cost <= bounds.cost

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from meshinfer.limits import ROUTE_HOPS
 from meshinfer.mesh.lanes import ANY, Bounds, Chain, Lane, Link, Task, cut, filled, least_hop, twins
@@ -24,6 +25,12 @@ ANCHORS = 4
 STARTS = 8
 """Lanes from which an order is begun when the nearest is put next to each."""
 
+STAGE_LANES = 20_000
+"""Lanes tried in all in the search for a chain whose stages are all fast, which is repeated some ten times."""
+
+REFINED_LANES = 8
+"""A good chain of fewer lanes is compared with all chains of so many, the cheapest and nearest others among them."""
+
 REFINE_STEPS = 30_000
 """Partial chains of the lanes of a good chain that are looked at, see `search.SEARCH_STEPS`."""
 
@@ -34,22 +41,37 @@ ROUNDS = 4
 """How often a chain is cut anew after its lanes were changed for better ones; it rarely changes after the second."""
 
 
-def many_chain(task: Task, known: Chain | None, bounds: Bounds = ANY) -> Chain | None:
-    """A good chain over any number of lanes, `known` or better; None where none was found."""
+def many_chain(task: Task, known: Chain, bounds: Bounds = ANY) -> Chain:
+    """A good chain over any number of lanes, `known`, which keeps to the bounds, or better."""
     orders = (order for order in _orders(task) if len(order) <= ROUTE_HOPS)
     seeds = [chain for order in orders if (chain := _cut(task, order, bounds)) is not None]
-    if bounds.stage is not None:
-        known = greedy_chain(task, bounds.stage)
-    if known is not None and (not seeds or bounds.stage is not None):
+    if not seeds or bounds.stage is not None:
         seeds.append(known)
     seeds.sort(key=lambda chain: (task.cost(chain) or 0, chain))
     better = [_improved(task, chain, bounds) for chain in seeds[:IMPROVED]]
-    best = min(better, key=lambda chain: (task.cost(chain) or 0, chain), default=None)
-    if best is None or len(best) > min(EXACT_LANES, len(task.lanes) - 1):
+    best = min(better, key=lambda chain: (task.cost(chain) or 0, chain))
+    return _refined(task, best, bounds)
+
+
+def _refined(task: Task, best: Chain, bounds: Bounds) -> Chain:
+    """The best chain over the lanes of a good one and some more, where all of those can be compared."""
+    chosen = {link.lane for link in best}
+    if len(chosen) > EXACT_LANES:
         return best
-    chosen = sorted(link.lane for link in best)
-    found = exact_chain(task.among(chosen), bounds, REFINE_STEPS)
-    return best if found is None else tuple(Link(chosen[link.lane], link.span) for link in found)
+
+    def distance(lane: int) -> tuple[int, int]:
+        hops = [hop for other in chosen if (hop := task.hops[other][lane]) is not None]
+        return task.lanes[lane].price * task.done[-1] + len(chosen) * min(hops, default=0), lane
+
+    able = (
+        i
+        for i, lane in enumerate(task.lanes)
+        if i not in chosen and any(map(int.__gt__, lane.reach, range(task.layers)))
+    )
+    spare = sorted(able, key=distance)[: max(0, REFINED_LANES - len(chosen))]
+    among = sorted((*chosen, *spare))
+    found = exact_chain(task.among(among), replace(bounds, cost=task.cost(best)), REFINE_STEPS)
+    return best if found is None else tuple(Link(among[link.lane], link.span) for link in found)
 
 
 def any_chain(task: Task) -> Chain | None:
@@ -57,7 +79,13 @@ def any_chain(task: Task) -> Chain | None:
     most = sorted((_most_work(task, lane) for lane in task.lanes), reverse=True)
     if sum(most[:ROUTE_HOPS]) < task.done[-1]:
         return None
-    return greedy_chain(task) or _cut(task, packed_lanes(task), ANY)
+    return greedy_chain(task) or packed_chain(task, None, BEAM_LANES)
+
+
+def brisk_chain(task: Task, stage: int | None) -> Chain | None:
+    """Some chain whose stages all keep to `stage`; None where none was found."""
+    tries = STAGE_LANES // min(len(task.lanes), task.layers, ROUTE_HOPS)
+    return greedy_chain(task, stage) or packed_chain(task, stage, tries)
 
 
 def greedy_chain(task: Task, stage: int | None = None) -> Chain | None:
@@ -90,10 +118,11 @@ def greedy_chain(task: Task, stage: int | None = None) -> Chain | None:
     return tuple(links)
 
 
-def _most_work(task: Task, lane: Lane) -> int:
-    """The most work that a lane has room for anywhere."""
+def _most_work(task: Task, lane: Lane, stage: int | None = None) -> int:
+    """The most work that a lane has room and time for anywhere."""
     most = max(task.done[last] - task.done[first] for first, last in enumerate(lane.reach))
-    return max([most, *(task.done[span.last] - task.done[span.first] for span in lane.held)])
+    most = max([most, *(task.done[span.last] - task.done[span.first] for span in lane.held)])
+    return most if stage is None else min(most, stage // max(1, lane.price))
 
 
 # ── which lanes, and in which order ─────────────────────────────────────────────────────────────────────────
@@ -196,43 +225,46 @@ def _way_length(task: Task, order: Sequence[int]) -> tuple[int, int]:
     return sum(hop is None for hop in hops), sum(hop or 0 for hop in hops)
 
 
-def packed_lanes(task: Task) -> tuple[int, ...]:
-    """Lanes that hold all layers though it is tight, in order of layers; empty where none were found.
+def packed_chain(task: Task, stage: int | None, tries: int) -> Chain | None:
+    """A chain that holds all layers though it is tight, in memory or in what a stage may take; None where none was
+    found.
 
-    A beam search: chains grow by one full lane at a time, and those go on whose lanes were filled best. Its
-    width falls with the number of lanes, so that a step takes the same time (a few ms) for many.
+    A beam search: chains grow by one full lane at a time, and those go on whose lanes were filled best. At each step
+    so many lanes are tried in all, so that its width falls with the number of lanes.
     """
     done, twin = task.done, twins(task)
-    most = [_most_work(task, lane) for lane in task.lanes]
+    most = [_most_work(task, lane, stage) for lane in task.lanes]
     beam: list[_Packed] = [(0, 0, (), 0)]
     for count in range(1, min(len(task.lanes), ROUTE_HOPS) + 1):
-        ways: dict[int, _Packed] = {}
-        for waste, at, order, used in beam:
-            for lane in _untried(task, twin, order, used):
-                last = task.lanes[lane].reach[at]
+        ways: dict[tuple[int, int], _Packed] = {}
+        for waste, at, links, used in beam:
+            before = links[-1].lane if links else None
+            for lane, hop in _untried(task, twin, before, used):
+                last = filled(task, lane, at, hop, stage)
                 if last == at or (last == task.layers and task.exit[lane] is None):
                     continue
+                way = (*links, Link(lane, Span(at, last)))
                 if last < task.layers:
                     bits = used | 1 << lane
-                    way = (waste + most[lane] - (done[last] - done[at]), last, (*order, lane), bits)
-                    ways[bits] = min(way, ways.get(bits, way))
+                    then = (waste + most[lane] - (done[last] - done[at]), last, way, bits)
+                    ways[bits, lane] = min(then, ways.get((bits, lane), then))
                 elif count >= task.fewest:
-                    return (*order, lane)
-        beam = sorted(ways.values())[: max(8, BEAM_LANES // len(task.lanes))]
-    return ()
+                    return way
+        beam = sorted(ways.values())[: max(2, tries // len(task.lanes))]
+    return None
 
 
-_Packed = tuple[int, int, tuple[int, ...], int]
-"""Work that lanes could have done and do not, layers done, the lanes in order, and as a bit mask."""
+_Packed = tuple[int, int, Chain, int]
+"""Work that lanes could have done and do not, layers done, the chain, and its lanes as a bit mask."""
 
 
-def _untried(task: Task, twin: Sequence[int], order: tuple[int, ...], used: int) -> Iterator[int]:
-    """Lanes that may come next, one of each kind."""
+def _untried(task: Task, twin: Sequence[int], before: int | None, used: int) -> Iterator[tuple[int, int]]:
+    """Lanes that may come next, one of each kind, and the hops to them."""
     tried: set[int] = set()
-    for lane, hop in enumerate(task.hops[order[-1]] if order else task.entry):
+    for lane, hop in enumerate(task.entry if before is None else task.hops[before]):
         if hop is not None and not used >> lane & 1 and twin[lane] not in tried:
             tried.add(twin[lane])
-            yield lane
+            yield lane, hop
 
 
 # ── changing lanes of a chain for better ones ───────────────────────────────────────────────────────────────

@@ -13,18 +13,18 @@ STAGE_BITS = 9
 lanes."""
 
 
-def least_stage(task: Task, cover: Callable[[Task, int | None], Chain | None], known: Chain) -> int:
-    """The least time that all stages of a chain keep to, to one part in 2^`STAGE_BITS`, as far as `cover` finds
-    chains; `known` is one."""
-    low, high = _fluid_stage(task), _slowest(task, known)
-    while high - low > high >> STAGE_BITS:
+def least_stage(task: Task, cover: Callable[[Task, int | None], Chain | None], known: Chain) -> Chain:
+    """A chain whose slowest stage takes the least time, to one part in 2^`STAGE_BITS`, as far as `cover` finds chains
+    that keep to a time; `known` is one to begin with."""
+    best, low = known, _fluid_stage(task)
+    while (high := _slowest(task, best)) - low > high >> STAGE_BITS:
         middle = (low + high) // 2
         chain = cover(task, middle)
         if chain is None:
             low = middle
         else:
-            high = _slowest(task, chain)
-    return high
+            best = chain
+    return best
 
 
 def _slowest(task: Task, chain: Chain) -> int:
