@@ -853,7 +853,7 @@ def test_an_idle_large_mesh_says_heartbeats_and_nothing_else() -> None:
     net.run(10.0)
     assert net.sent["HeartbeatHeard"] <= 40 * 10 * 2 * 8
     assert net.sent["SummaryHeard"] == 0
-    assert net.sent["AdvertsHeard"] <= 40, "hardly a figure changes"
+    assert net.sent["AdvertsHeard"] * 10 < net.sent["HeartbeatHeard"], "now and then a figure changes"
 
 
 def test_a_lone_change_goes_over_each_link_once() -> None:
