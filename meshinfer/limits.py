@@ -467,9 +467,9 @@ MEASURE_S: Final = 0.5
 
 MEASURE_AGAIN_S: Final = 5.0
 MEASURE_AGAIN: Final = 4
-"""How long after a shard was loaded it is measured again while nobody is answered, and how often: loading five shards
-and a head takes 10 s on a slow PC. Worst case: a step that comes just then waits for `MEASURE_S` and a chunk of as
-long."""
+"""How long after a shard was loaded it is measured again while nobody is answered, and how often at most: loading five
+shards and a head takes 10 s on a slow PC. Worst case: a step that comes just then waits for `MEASURE_S`, and for a
+chunk of as long."""
 
 DRIFT_WINDOW_S: Final = 60.0
 DRIFT_WINDOWS: Final = 3

@@ -431,7 +431,7 @@ async def test_a_large_span_s_prompts_are_not_measured_again(
     monkeypatch.setattr(owning, "PLAN_IDLE_S", 0.0)
     monkeypatch.setattr(owning, "measure", lambda *_: Speed(10**6, 10**5))
     await bench.owner.load(bench.key(WHOLE), bench.files)
-    bench.owner._measuring._measure_again(bench.owner.loaded[0])
+    bench.owner._measuring._measure_again(bench.owner.loaded[0], 0)
     await until(lambda: bool(bench.drifts))
     assert kept(bench).prefill_us == 10**5
 
@@ -455,7 +455,7 @@ async def test_a_full_pool_is_not_measured(bench: Bench, monkeypatch: pytest.Mon
     before = kept(bench)
     for sequence in range(2):
         await bench.step(plan, rows(POOL // 2), sequence=sequence)
-    bench.owner._measuring._measure_again(bench.owner.loaded[0])
+    bench.owner._measuring._measure_again(bench.owner.loaded[0], 0)
     await bench.settled()
     assert kept(bench) == before
     last = await bench.step(plan, rows(1), POOL // 2 - 1)
@@ -466,6 +466,6 @@ async def test_a_shard_that_has_gone_is_not_measured(bench: Bench) -> None:
     await bench.owner.load(bench.key(WHOLE), bench.files)
     (loaded,) = bench.owner.loaded
     bench.owner.unload(bench.key(WHOLE))
-    bench.owner._measuring._measure_again(loaded)
+    bench.owner._measuring._measure_again(loaded, 0)
     await bench.settled()
     assert bench.drifts == []

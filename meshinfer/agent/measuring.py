@@ -55,32 +55,37 @@ class Measuring:
         """Keeps what was measured at loading.
 
         Then other shards were perhaps loading as well, here or on the same PC: it may be far too slow, and is measured
-        again when that has settled.
+        again when that has settled, until it says the same twice.
         """
         self._kept.put(loaded.key, loaded.speed)
-        for number in range(1, MEASURE_AGAIN + 1):
-            self._loop.call_later(number * MEASURE_AGAIN_S, self._measure_again, loaded)
+        self._later(loaded, MEASURE_AGAIN)
 
-    def _measure_again(self, loaded: Loaded) -> None:
+    def _later(self, loaded: Loaded, times: int) -> None:
+        if times:
+            self._loop.call_later(MEASURE_AGAIN_S, self._measure_again, loaded, times - 1)
+
+    def _measure_again(self, loaded: Loaded, times: int) -> None:
         if not self._wanting(loaded):
+            self._later(loaded, times)
             return
         # Whoever asks just then waits for it: so long that a large span's prompts are not tried again.
         prompts = loaded.speed.prefill_us * loaded.layers * PREFILL_ROWS < MEASURE_S * 1e6
 
         def done(outcome: Speed | Exception) -> None:
-            self._loop.call_soon_threadsafe(self._measured_again, loaded, outcome)
+            self._loop.call_soon_threadsafe(self._measured_again, loaded, outcome, times)
 
         try:
             self._runner.call(lambda: measure(loaded.shard, loaded.layers, prompts=prompts), done)
         except StepError:
             _log.debug("the device's thread has ended: nothing is measured any more")
 
-    def _measured_again(self, loaded: Loaded, outcome: Speed | Exception) -> None:
+    def _measured_again(self, loaded: Loaded, outcome: Speed | Exception, times: int) -> None:
         if isinstance(outcome, Exception):
             _log.info("layers %s could not be measured again: %s", loaded.key.span, outcome)
             return
         loaded.speed = loaded.speed.best(outcome)
-        self._keep(loaded, loaded.speed)
+        if self._keep(loaded, loaded.speed):
+            self._later(loaded, times)
 
     def note(self, loaded: Loaded, compute_us: int, rows: int, position: int) -> None:
         """A real step of one sequence, alone in its batch."""
@@ -90,9 +95,12 @@ class Measuring:
         if drifted is not None:
             self._keep(loaded, drifted)
 
-    def _keep(self, loaded: Loaded, speed: Speed) -> None:
+    def _keep(self, loaded: Loaded, speed: Speed) -> bool:
+        """Whether it was news."""
         before = self._kept.get(loaded.key)
-        if self._kept.put(loaded.key, speed):
-            now = self._kept.get(loaded.key)
-            _log.info("a layer takes %s now, and took %s", now, before)
-            self._changed(loaded.key, now)
+        if not self._kept.put(loaded.key, speed):
+            return False
+        now = self._kept.get(loaded.key)
+        _log.info("a layer takes %s now, and took %s", now, before)
+        self._changed(loaded.key, now)
+        return True
