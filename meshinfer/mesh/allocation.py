@@ -58,8 +58,12 @@ def allocate(scene: Scene) -> Allocation:
 
 def able(scene: Scene) -> dict[PeerId, Candidate]:
     """Peers that could own layers of the model: they plan by the same rules, have its manifest and some memory, did not
-    just fail to load it, and no doubt leaves them out."""
-    picture, found = scene.picture, {}
+    just fail to load it, and no doubt leaves them out.
+
+    One that has not run a layer yet counts as the middle one of the cell, whoever of the others is taken already: else
+    plans would change while their neighbours are being accepted.
+    """
+    picture, found = scene.picture, dict[PeerId, Candidate]()
     out = picture.left_out()
     for peer in scene.peers:
         advert = picture.get(peer)
@@ -67,7 +71,17 @@ def able(scene: Scene) -> dict[PeerId, Candidate]:
             continue
         if picture.has_manifest(peer, scene.model) and not picture.failed(peer, scene.model):
             found[peer] = Candidate.of(advert)
-    return found
+    decode_us = _middle(one.decode_us for one in found.values())
+    prefill_us = _middle(one.prefill_us for one in found.values())
+    return {
+        peer: replace(one, decode_us=one.decode_us or decode_us, prefill_us=one.prefill_us or prefill_us)
+        for peer, one in found.items()
+    }
+
+
+def _middle(speeds: Iterable[int]) -> int:
+    known = sorted(filter(None, speeds))
+    return known[(len(known) - 1) // 2] if known else 0
 
 
 def touching(picture: Picture, peers: Iterable[PeerId]) -> set[PlanId]:
@@ -154,7 +168,8 @@ class _Allocator:
         return True
 
     def _is_good(self, plan: Plan) -> bool:
-        """Whether it takes free peers, or those of weak plans, and nothing much better could be made of them."""
+        """Whether it takes free peers, or those of weak plans, and nothing much better could be made of its own. What
+        others might add is no matter here: they may be about to join plans of their own."""
         if self._strong and self._picture.is_weak(plan):
             return False
         weak = [kept for kept in self._overlapping(plan) if self._picture.is_weak(kept)]
@@ -163,7 +178,7 @@ class _Allocator:
             return False
         if weak:
             return all(self._outdoes(plan, kept) for kept in weak)
-        best = self._place(given)
+        best = self._place(plan.named)
         if isinstance(best, Shortfall):
             return False
         return not self._clearly_better(best, plan)
