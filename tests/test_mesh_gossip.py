@@ -7,7 +7,7 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_mesh_membership import advert, peer_id
+from membership_net import advert, peer_id
 
 from meshinfer import limits
 from meshinfer.mesh.events import Effect, SendAdverts, SendSummary

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_mesh_membership import peer_id
+from membership_net import peer_id
 
 from meshinfer import limits
 from meshinfer.mesh.hearing import Beats, Hearing, Troubles, coarse
