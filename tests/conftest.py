@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from mesh_processes import meshinfer
 
 from meshinfer.net.loop import new_loop
+
+# Scripts have parts that tests use, the simulated office among them.
+sys.path.append(str(Path(__file__).resolve().parent.parent / "scripts"))
 
 
 def pytest_asyncio_loop_factories(

@@ -66,6 +66,8 @@ def _processes(island: Sequence[Pc]) -> list[Process]:
 def _plans_of(processes: Sequence[Process]) -> _Plans:
     plans = _Plans({}, {})
     for process in processes:
+        if process.deaf:
+            continue
         for one in process.own.standings:
             plan = plan_id(one.plan)
             plans.by_id[plan] = one.plan
@@ -104,6 +106,8 @@ def _tells_other(advert: Advert, newest: Advert) -> bool:
 # ── plans ───────────────────────────────────────────────────────────────────────────────────────────────────
 def _standings_unfit(processes: Sequence[Process], plans: _Plans) -> str | None:
     for process in processes:
+        if process.deaf:
+            continue
         for one in process.own.standings:
             if one.readiness is Readiness.FAILED:
                 continue
@@ -143,7 +147,7 @@ def _asking_unfit(world: World, processes: Sequence[Process], usable: set[PlanId
 def _possible(world: World, processes: Sequence[Process]) -> str | None:
     """Why there should be a plan on this island, where there is none."""
     model = _wanted(processes)
-    able = [process.own for process in processes if not process.pc.stubborn and not process.pc.disk_full]
+    able = [process.own for process in processes if not process.deaf and not process.pc.disk_full]
     if model is None or not able:
         return None
     found = place(

@@ -1,8 +1,8 @@
-"""An agent of which only half works: it is in the mesh, says what it has, and accepts no plan."""
+"""Agents of which only half works: they are in the mesh, say what they have, and accept no plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Protocol
@@ -10,7 +10,19 @@ from typing import Protocol
 from meshinfer.limits import HEARTBEAT_S
 from meshinfer.mesh.events import Effect, Event
 from meshinfer.mesh.membership import Membership
-from meshinfer.values import Advert
+from meshinfer.mesh.plan import plan_id
+from meshinfer.values import (
+    Advert,
+    Assignment,
+    ModelFacts,
+    ModelId,
+    OwnerFacts,
+    Plan,
+    PlanId,
+    Readiness,
+    Span,
+    Standing,
+)
 
 
 class View(Protocol):
@@ -68,3 +80,82 @@ class Onlooker:
             broken=members.broken,
             leaving=members.leaving,
         )
+
+
+FORGED_EACH_S = 7.0
+WORST_US = 10**9
+
+
+class Forger(Onlooker):
+    """Stands by plans that it made up: they name others who could do what is asked of them, and are far worse than what
+    anybody would compute. Their ids are added to `forged`."""
+
+    def __init__(
+        self,
+        own: Advert,
+        random: Random,
+        now: float,
+        models: Mapping[ModelId, ModelFacts],
+        forged: set[PlanId],
+    ) -> None:
+        super().__init__(own, random, now)
+        self._random = random
+        self._models = models
+        self._forged = forged
+        self._forge_at = now + FORGED_EACH_S * random.random()
+        self._standings: tuple[Standing, ...] = ()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if now >= self._forge_at:
+            self._forge_at = now + FORGED_EACH_S
+            self._forge()
+        return super().handle(event, now)
+
+    def _composed(self) -> Advert:
+        return replace(super()._composed(), standings=self._standings)
+
+    def _forge(self) -> None:
+        facts = self._models[self._random.choice(self.own.holdings).model]
+        others = [
+            advert
+            for advert in self.view.present
+            if advert is not self.own and any(holding.model == facts.model for holding in advert.holdings)
+        ]
+        if not others:
+            return
+        owners = [self.own, *self._random.sample(others, min(len(others), facts.layers - 1, 3))]
+        plan = _made_up(facts, owners)
+        self._forged.add(plan_id(plan))
+        self._standings = (Standing(plan, Readiness.ACCEPTED),)
+
+
+def _made_up(facts: ModelFacts, owners: Sequence[Advert]) -> Plan:
+    """The first owner takes what one layer for each of the others leaves."""
+    first = facts.layers - len(owners) + 1
+    spans = [Span(0, first), *(Span(layer, layer + 1) for layer in range(first, facts.layers))]
+    floors = [max([advert.round, *(one.plan.round for one in advert.standings)]) for advert in owners]
+    inputs = [
+        OwnerFacts(
+            advert.peer,
+            advert.incarnation,
+            floor,
+            advert.capacity_bytes,
+            advert.decode_us,
+            advert.precision,
+        )
+        for advert, floor in zip(owners, floors, strict=True)
+    ]
+    return Plan(
+        facts.model,
+        facts.layers,
+        max(floors) + 1,
+        None,
+        tuple(
+            Assignment(advert.peer, span, advert.device, facts.context)
+            for advert, span in zip(owners, spans, strict=True)
+        ),
+        (),
+        tuple(sorted(inputs, key=lambda one: one.peer)),
+        WORST_US,
+        WORST_US,
+    )

@@ -24,7 +24,8 @@ def peer_id(number: int) -> PeerId:
 class Pc:
     """`wall_s` is its clock on the wall, which nobody sets right. `load_s` is how long one layer takes to load.
 
-    `disk_full`: no load succeeds. `stubborn`: its agent sends heartbeats and adverts, and accepts no plan.
+    `disk_full`: no load succeeds. `stubborn`: its agent sends heartbeats and adverts, and accepts no plan. `forging`:
+    it does the same, and names others in plans that nobody computed.
     """
 
     number: int
@@ -41,6 +42,7 @@ class Pc:
     true_decode_us: int = 200
     disk_full: bool = False
     stubborn: bool = False
+    forging: bool = False
     wall_s: float = 1_700_000_000.0
     contact: Pc | None = None
     """Where multicast does not reach: the one peer that is in its configuration."""

@@ -60,7 +60,7 @@ def office(random: Random, count: int, *, defects: bool, multicast: bool) -> lis
         for pc in pcs:
             pc.objective = Objective.THROUGHPUT
     if defects:
-        _spoil(random, pcs)
+        _spoil(random, pcs, main)
     if not multicast:
         for pc in pcs[1:]:
             pc.contact = pcs[random.randrange(pc.number)]
@@ -88,11 +88,15 @@ def _pc(random: Random, number: int, models: list[ModelId]) -> Pc:
     return pc
 
 
-def _spoil(random: Random, pcs: list[Pc]) -> None:
+def _spoil(random: Random, pcs: list[Pc], main: ModelId) -> None:
     # The first one keeps its health: some model can be had, and somebody accepts.
     for pc in pcs[1:]:
         pc.disk_full = random.random() < 0.05
-        pc.stubborn = random.random() < 0.04
+        pc.stubborn = random.random() < 0.03
+        pc.forging = random.random() < 0.03
+        if (pc.stubborn or pc.forging) and not pc.holdings:
+            # So that it is counted on.
+            pc.holdings = (Holding(main, MODELS[main].name, False),)
         pc.wall_s += random.choice((0.0, 0.0, random.uniform(-1e6, 1e6)))
         if random.random() < 0.1:
             pc.load_s = 1.5

@@ -35,7 +35,7 @@ from meshinfer.mesh.plan import plan_id
 from meshinfer.values import Advert, ModelId, PeerId, Plan, PlanId, ShardKey, Standing
 from simulation import sizes
 from simulation.network import Link
-from simulation.onlooker import Machine, Onlooker
+from simulation.onlooker import Forger, Machine, Onlooker
 from simulation.pc import Pc
 
 if TYPE_CHECKING:
@@ -135,6 +135,8 @@ class Process:
 
     def _machine(self) -> Machine:
         random, now = Random(self._random.random()), self.world.clock.now
+        if self.pc.forging:
+            return Forger(self.pc.portrait(), random, now, self.world.models, self.world.truth.forged)
         if self.pc.stubborn:
             return Onlooker(self.pc.portrait(), random, now)
         return Mesh(self.pc.portrait(), self.world.costs, random, now)

@@ -28,6 +28,8 @@ LOOK_AT_MANY_S = 1.0
 MANY = 100
 """How often it is looked at; looking at many takes long."""
 
+MOST_AGENTS = 20
+
 Progress = Callable[[float, float], None]
 """Called with virtual seconds done, and all of them."""
 
@@ -48,6 +50,12 @@ class Task:
             f"python scripts/simulate.py --seed {self.seed} --agents {self.agents} --faults {self.faults}"
         )
         return command if self.seconds is None else f"{command} --seconds {self.seconds:g}"
+
+
+def harsh(seed: int) -> Task:
+    """One of many: 2 to 20 agents, more often few than many, under all that may go wrong."""
+    share = Random(seed).random() ** 1.5
+    return Task(seed, 2 + int((MOST_AGENTS - 1) * share), "harsh")
 
 
 def run(task: Task, progress: Progress = lambda done, total: None, *, strict: bool = False) -> Figures:

@@ -55,6 +55,8 @@ class Truth:
         self.removed: dict[PeerId, int] = {}
         """How often each peer was removed from somebody's view."""
         self.checks = 0
+        self.forged: set[PlanId] = set()
+        """Plans that nobody computed."""
         self.accepted: dict[PlanId, set[Life]] = {}
         self.ready: dict[PlanId, set[Life]] = {}
         self._rounds: dict[Life, dict[int, PlanId]] = {}
@@ -111,7 +113,9 @@ class Truth:
         if due is not None and due <= self._world.clock.now:
             late_s = self._world.clock.now - due
             self.violated(process, f"wants to be run {late_s:.6f} s ago: the agent would spin")
-        if self._note_standings(process) or process.touched:
+        if process.deaf:
+            pass  # what it says of plans binds nobody
+        elif self._note_standings(process) or process.touched:
             process.touched = False
             self._check_promises(process)
         self._note_view(process)
@@ -143,6 +147,8 @@ class Truth:
             self.violated(process, f"accepts two plans of round {plan.round}")
         if plan.round < max(rounds):
             self.violated(process, f"accepts a plan of round {plan.round} after one of round {max(rounds)}")
+        if plan_hash in self.forged:
+            self.violated(process, f"accepts plan {plan_hash[:8]}, which nobody computed")
         facts = next((one for one in plan.inputs if one.peer == process.me), None)
         if facts is None:
             self.violated(process, f"accepts plan {plan_hash[:8]}, which does not name it")
