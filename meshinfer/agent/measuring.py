@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshinfer.agent.shards import Loaded
-from meshinfer.agent.speeds import Speeds
+from meshinfer.agent.speeds import Speeds, differs
 from meshinfer.engine.runner import Runner
 from meshinfer.engine.speed import PREFILL_ROWS, Speed, measure
 from meshinfer.errors import StepError
@@ -44,7 +44,7 @@ class Measuring:
         wanting: Callable[[Loaded], bool],
         changed: Callable[[ShardKey, Speed], None],
     ) -> None:
-        """`wanting` says whether a shard may be measured now; `changed` hears of news after the loading."""
+        """`wanting` says whether a shard may be measured now; `changed` hears of what is kept from now on."""
         self._runner = runner
         self._kept = kept
         self._wanting = wanting
@@ -52,12 +52,13 @@ class Measuring:
         self._loop = asyncio.get_running_loop()
 
     def begin(self, loaded: Loaded) -> None:
-        """Keeps what was measured at loading.
+        """A shard has been loaded and measured.
 
-        Then other shards were perhaps loading as well, here or on the same PC: it may be far too slow, and is measured
-        again when that has settled, until it says the same twice.
+        Other shards were perhaps loading meanwhile, here or on the same PC, so that it may be far too slow: it is
+        measured again when that has settled, until it says the same twice. Till then a speed that is kept from before
+        is not given up for a slower one.
         """
-        self._kept.put(loaded.key, loaded.speed)
+        self._keep_faster(loaded)
         self._later(loaded, MEASURE_AGAIN)
 
     def _later(self, loaded: Loaded, times: int) -> None:
@@ -83,8 +84,12 @@ class Measuring:
         if isinstance(outcome, Exception):
             _log.info("layers %s could not be measured again: %s", loaded.key.span, outcome)
             return
+        settled = not times or not differs(outcome.decode_us, loaded.speed.decode_us)
         loaded.speed = loaded.speed.best(outcome)
-        if self._keep(loaded, loaded.speed):
+        if settled:
+            self._keep(loaded, loaded.speed)
+        else:
+            self._keep_faster(loaded)
             self._later(loaded, times)
 
     def note(self, loaded: Loaded, compute_us: int, rows: int, position: int) -> None:
@@ -95,12 +100,12 @@ class Measuring:
         if drifted is not None:
             self._keep(loaded, drifted)
 
-    def _keep(self, loaded: Loaded, speed: Speed) -> bool:
-        """Whether it was news."""
+    def _keep_faster(self, loaded: Loaded) -> None:
+        self._keep(loaded, loaded.speed.best(self._kept.get(loaded.key)))
+
+    def _keep(self, loaded: Loaded, speed: Speed) -> None:
         before = self._kept.get(loaded.key)
-        if not self._kept.put(loaded.key, speed):
-            return False
-        now = self._kept.get(loaded.key)
-        _log.info("a layer takes %s now, and took %s", now, before)
-        self._changed(loaded.key, now)
-        return True
+        if self._kept.put(loaded.key, speed):
+            now = self._kept.get(loaded.key)
+            _log.info("a layer takes %s now, and took %s", now, before)
+            self._changed(loaded.key, now)

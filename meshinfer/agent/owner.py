@@ -52,7 +52,7 @@ class Owner:
         speeds: Speeds,
         speed_drifted: Callable[[ShardKey, Speed], None],
     ) -> None:
-        """`speeds` keeps what is measured. `speed_drifted` is called once it keeps something else than at loading: then
+        """`speeds` keeps what is measured. `speed_drifted` is called whenever it keeps something else than before: then
         the advert is to be published anew."""
         self._me = me
         self._runner = runner
