@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 from mesh_samples import COSTS, model, peer_id
@@ -82,6 +83,11 @@ class Seat:
         if self._tick_at is not None and self._tick_at <= self.room.now:
             self._tick_at = None
             self.event(Tick())
+
+    @property
+    def interruptions(self) -> int:
+        """How often a plan that could be used could not be any more."""
+        return sum(isinstance(one, Plan) and isinstance(other, str) for one, other in pairwise(self.said))
 
     def change(self, **fields: object) -> None:
         self.portrait = replace(self.portrait, **fields)  # type: ignore[arg-type]
@@ -283,7 +289,12 @@ class Room:
 
     def settled(self) -> bool:
         """All stand only by held plans that they are ready for, and ask where that is possible."""
-        held = {one.plan for seat in self.living for one in seat.mesh.standings}
+        held = {
+            one.plan
+            for seat in self.living
+            for one in seat.mesh.standings
+            if one.readiness is not Readiness.FAILED
+        }
         for seat in self.living:
             if any(one.readiness not in (Readiness.READY, Readiness.FAILED) for one in seat.mesh.standings):
                 return False
