@@ -486,6 +486,10 @@ LINKS_TO_ALL: Final = 64
 """In a mesh of so many peers an agent holds links to all of them: nine sockets each, and a ping a second. In a larger
 one it holds them to the peers that it watches, works for, or asks."""
 
+GUEST_S: Final = 60.0
+"""A link that only the other end needs, to get answers or parts of a model from here, is held for so long after it last
+said so; it says so every two seconds."""
+
 UNREACHED_S: Final = 60.0
 """A peer that the mesh has forgotten, and that was not reached for so long either, is not knocked at any more."""
 

@@ -15,7 +15,7 @@ from meshinfer.agent.owner import Owner
 from meshinfer.agent.tasks import Tasks
 from meshinfer.errors import CapacityError, ModelError
 from meshinfer.mesh.events import Event, LoadDone, LoadFailed
-from meshinfer.values import ModelId, ShardKey, Span
+from meshinfer.values import ModelId, PeerId, ShardKey, Span
 
 MODEL = ModelId("c" * 64)
 SHARD = ShardKey(MODEL, Span(0, 15), "CPU", 4096)
@@ -66,10 +66,11 @@ class Case:
         self.disk, self.device, self.events = Disk(), Device(), list[Event]()
         self.tasks = Tasks()
         self.loading = Loading(
+            PeerId("ab" * 16),
             cast(Library, self.disk),
             cast(Owner, self.device),
-            lambda _model: [],
-            lambda _model: "smollm2",
+            lambda: (),
+            lambda _peer: True,
             self.events.append,
             self.tasks.spawn,
         )

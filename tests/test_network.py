@@ -115,6 +115,8 @@ class Node:
                 self.handle(HeartbeatHeard(sender, message))
             case Summary():
                 self.handle(SummaryHeard(sender, message))
+            case Ping():
+                self.network.links.host(sender)
             case _:
                 pass
 
@@ -329,6 +331,7 @@ async def test_in_a_large_mesh_links_are_held_to_those_that_are_wanted(
     ann.look_for(bob)
     cyd.look_for(bob)
     await eventually(lambda: ann.knows(bob, cyd) and cyd.knows(ann, bob) and bob.knows(ann, cyd))
+    cyd.network.links.want(frozenset([bob.me]))
     links.want(frozenset([bob.me]))
     assert not transport.linked(cyd.me)
     await asyncio.sleep(0.3)
@@ -336,6 +339,14 @@ async def test_in_a_large_mesh_links_are_held_to_those_that_are_wanted(
     links.want(frozenset([bob.me, cyd.me]))
     await eventually(lambda: transport.linked(cyd.me))
     assert transport.linked(bob.me)
+    # Cyd has no need of ann, but ann of cyd's answers.
+    await eventually(lambda: ann.me not in cyd.network.transport.peers)
+    ann.network.send(cyd.me, Ping(0))
+    await eventually(lambda: cyd.network.transport.linked(ann.me))
+    monkeypatch.setattr(limits, "GUEST_S", 0.0)
+    cyd.network.links.host(ann.me)
+    cyd.network.keep(cyd.mesh.view.known)
+    assert not cyd.network.transport.linked(ann.me)
 
 
 async def test_who_the_mesh_has_forgotten_is_forgotten_here(

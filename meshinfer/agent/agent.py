@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
 from math import inf
 from pathlib import Path
@@ -63,7 +63,7 @@ from meshinfer.mesh.mesh import Mesh
 from meshinfer.mesh.plan import plan_id
 from meshinfer.net import loop as clock
 from meshinfer.net.interfaces import usable_addresses
-from meshinfer.values import Advert, Channel, ModelId, PeerId, PlanId
+from meshinfer.values import Channel, ModelId, PeerId, PlanId
 from meshinfer.wire.messages import (
     Blob,
     Fetch,
@@ -87,9 +87,6 @@ LOOK_S: Final = 2.0
 IDLE_LOOK_S: Final = 0.5
 """How soon it is noticed that the last answer under a plan has ended, or that a link may be measured."""
 
-SOURCES: Final = 3
-"""Peers with the whole model that links are held to while parts of it are missing here."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -108,6 +105,8 @@ class Agent:
         self._watched: frozenset[PeerId] = frozenset()
         self._asked: frozenset[PeerId] = frozenset()
         """The owners of the plan that questions here are asked under."""
+        self._needed: frozenset[PeerId] = frozenset()
+        """Whom links are needed to besides those who are watched."""
         self._events: deque[Event] = deque()
         self._handling = True
         """Until the mesh's machine is there, events wait for it."""
@@ -153,7 +152,9 @@ class Agent:
         self.asker = Asker(self.me, self._runner, self._send, self.metrics, self.name_of, incarnation << 20)
         self._closing.push_async_callback(self.asker.close)
         library, spawn = self.library, self._tasks.spawn
-        self._loading = Loading(library, self.owner, self._holders, self._model_name, self._handle, spawn)
+        self._loading = Loading(
+            self.me, library, self.owner, lambda: self.mesh.view.present, self._linked, self._handle, spawn
+        )
         fetch = self._loading.fetch_ends
         self._ends = Ends(self.asker, library, self._runner, engine, self.device.name, fetch, spawn)
         self._bandwidth = Bandwidth(self._send, self._busy, self._round_trip_us, self._measured)
@@ -218,6 +219,8 @@ class Agent:
             if self.network is not None:
                 await self.network.refresh()
                 self.network.keep(self.mesh.view.known)
+                self._want_links()
+                self._ask_for_links(self._needed)
             self._tell_models()
             self._runner.expire()
             self._review()
@@ -313,6 +316,7 @@ class Agent:
     def _link_changed(self, peer: PeerId, channel: Channel, up: bool) -> None:
         if channel is Channel.CONTROL:
             self._handle(LinkUp(peer) if up else LinkDown(peer))
+            self._ask_for_links([peer] if up else [])
         elif channel is Channel.DATA and not up:
             self.asker.lost(peer, "cannot be reached")
 
@@ -324,33 +328,20 @@ class Agent:
 
     def _want_links(self) -> None:
         if self.network is not None:
-            sources = [peer for model in self._loading.models for peer in self._holders(model)[:SOURCES]]
-            self.network.links.want(self._watched | self._asked | self.asker.owners | frozenset(sources))
+            self._needed = (self._asked | self.asker.owners | self._loading.sources) - {self.me}
+            self.network.links.want(self._watched | self._needed)
 
-    def _holders(self, model: ModelId) -> list[PeerId]:
-        """Peers that have a model: those whom a link is held to first, of these whole ones first."""
-        found = [
-            (self.network is None or not self.network.transport.linked(advert.peer), not whole, advert.peer)
-            for advert, whole in self._holding(model)
-            if advert.peer != self.me
-        ]
-        return [peer for _, _, peer in sorted(found)]
+    def _ask_for_links(self, peers: Iterable[PeerId]) -> None:
+        """Whom this agent needs and does not watch has no reason of its own to hold a link back: a ping gives one."""
+        for peer in peers:
+            if peer in self._needed - self._watched:
+                self._send(peer, Ping(0))
 
-    def _holding(self, model: ModelId) -> Iterator[tuple[Advert, bool]]:
-        for advert in self.mesh.view.present:
-            for holding in advert.holdings:
-                if holding.model == model:
-                    yield advert, holding.complete
-
-    def _model_name(self, model: ModelId) -> str:
-        holdings = (holding for advert in self.mesh.view.present for holding in advert.holdings)
-        return next((holding.name for holding in holdings if holding.model == model), model[:12])
+    def _linked(self, peer: PeerId, channel: Channel = Channel.CONTROL) -> bool:
+        return self.network is not None and self.network.transport.linked(peer, channel)
 
     def _probed(self) -> list[PeerId]:
-        network = self.network
-        if network is None:
-            return []
-        return [peer for peer in self._watched if network.transport.linked(peer, Channel.BULK)]
+        return [peer for peer in self._watched if self._linked(peer, Channel.BULK)]
 
     def _busy(self) -> bool:
         """Whether a probe would be in the way of something, or something in its."""
@@ -405,7 +396,8 @@ class Agent:
                 self._handle(SummaryHeard(sender, message))
             case Probe() | Probed():
                 self._bandwidth.received(sender, message)
-            case Ping(token):
+            case Ping(token) if self.network is not None:
+                self.network.links.host(sender)
                 self._send(sender, Pong(token))
             case _:
                 self.metrics.count("ignored.message")

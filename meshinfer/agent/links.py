@@ -65,8 +65,8 @@ class _Home:
 class Links:
     """Places on one side, links to peers on the other.
 
-    In a small mesh links are held to all peers; beyond `limits.LINKS_TO_ALL` to those that `want` names, and to those
-    whose advert has not come yet.
+    In a small mesh links are held to all peers; beyond `limits.LINKS_TO_ALL` to those that `want` names, those that
+    `host` was called for lately, and those whose advert has not come yet.
     """
 
     def __init__(
@@ -88,6 +88,8 @@ class Links:
         self._held: dict[PeerId, tuple[str, float]] = {}
         """Where a link is held to, and since when."""
         self._wanted: frozenset[PeerId] = frozenset()
+        self._guests: dict[PeerId, float] = {}
+        """Peers that asked for a link back, and until when they have one."""
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._seeker: asyncio.Task[None] | None = None
@@ -192,9 +194,19 @@ class Links:
         for peer in new:
             self.seek(peer)
 
+    def host(self, peer: PeerId) -> None:
+        """The peer needs a link back, for what it asks of this agent: hold one for a while."""
+        self._guests[peer] = clock.monotonic() + limits.GUEST_S
+        self.seek(peer)
+
     def _wants(self, peer: PeerId) -> bool:
         # Whose advert has not come may be the bridge to a part of the mesh that nobody here has met.
-        return len(self._homes) <= limits.LINKS_TO_ALL or peer in self._wanted or peer not in self._homes
+        return (
+            len(self._homes) <= limits.LINKS_TO_ALL
+            or peer in self._wanted
+            or peer in self._guests
+            or peer not in self._homes
+        )
 
     def _let_go(self) -> None:
         for peer in self._transport.peers:
@@ -227,6 +239,9 @@ class Links:
         """Forgets the peers that are not among `known` and were not reached for long either: a dead PC is not knocked
         at for ever. Where one was announced or configured, it will be met again."""
         now = clock.monotonic()
+        self._guests = {peer: until for peer, until in self._guests.items() if until > now}
+        if len(self._homes) > limits.LINKS_TO_ALL:
+            self._let_go()
         for peer in {*self._transport.peers, *self._homes}:
             _, since = self._held.setdefault(peer, ("", now))
             if peer not in known and not self._transport.linked(peer) and now - since > limits.UNREACHED_S:

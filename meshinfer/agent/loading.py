@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final
 
 from meshinfer.agent.library import Library
 from meshinfer.agent.owner import Owner
@@ -14,7 +14,10 @@ from meshinfer.errors import MeshinferError, ModelError
 from meshinfer.mesh.events import Event, LoadDone, LoadFailed, ModelKnown
 from meshinfer.model.weights import ModelFiles
 from meshinfer.net.process import give_back
-from meshinfer.values import ModelId, PeerId, ShardKey
+from meshinfer.values import Advert, ModelId, PeerId, ShardKey
+
+SOURCES: Final = 3
+"""Peers with a model that links are held to while parts of it are missing here."""
 
 _log = logging.getLogger(__name__)
 
@@ -23,24 +26,26 @@ class Loading:
     """Belongs to the loop. How each thing ended is told with `handle`, as the event that says so.
 
     Args:
-        holders: peers that have a model, those first that are asked first.
-        name_of: a model's name, as peers call it.
+        present: the adverts of all who are here.
+        linked: whether a link to a peer stands.
         spawn: starts a task that ends with the agent.
     """
 
     def __init__(
         self,
+        me: PeerId,
         library: Library,
         owner: Owner,
-        holders: Callable[[ModelId], Sequence[PeerId]],
-        name_of: Callable[[ModelId], str],
+        present: Callable[[], Iterable[Advert]],
+        linked: Callable[[PeerId], bool],
         handle: Callable[[Event], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
+        self._me = me
         self._library = library
         self._owner = owner
-        self._holders = holders
-        self._name_of = name_of
+        self._present = present
+        self._linked = linked
         self._handle = handle
         self._spawn = spawn
         self._loads: dict[ShardKey, asyncio.Task[None]] = {}
@@ -48,6 +53,25 @@ class Loading:
         self._ends: ModelId | None = None
         self.progress: dict[str, tuple[int, int]] = {}
         """What is being fetched: bytes done and bytes in all."""
+
+    @property
+    def sources(self) -> frozenset[PeerId]:
+        """The peers that what is missing here would be asked of first: to these links are needed."""
+        return frozenset(peer for model in self.models for peer in self.holders(model)[:SOURCES])
+
+    def holders(self, model: ModelId) -> list[PeerId]:
+        """Peers that have a model: those whom a link is held to first, of these whole ones first."""
+        found = [
+            (not self._linked(advert.peer), not holding.complete, advert.peer)
+            for advert in self._present()
+            for holding in advert.holdings
+            if holding.model == model and advert.peer != self._me
+        ]
+        return [peer for _, _, peer in sorted(found)]
+
+    def _name_of(self, model: ModelId) -> str:
+        holdings = (holding for advert in self._present() for holding in advert.holdings)
+        return next((holding.name for holding in holdings if holding.model == model), model[:12])
 
     @property
     def models(self) -> frozenset[ModelId]:
@@ -114,7 +138,7 @@ class Loading:
         what = layers_of(shard.span)
         try:
             await self._library.fetch(
-                files, shard.span, False, lambda: self._holders(shard.model), self._update(what)
+                files, shard.span, False, lambda: self.holders(shard.model), self._update(what)
             )
         finally:
             self.progress.pop(what, None)
@@ -127,7 +151,7 @@ class Loading:
         self._ends = files.model
         try:
             await self._library.fetch(
-                files, None, True, lambda: self._holders(files.model), self._update("asking")
+                files, None, True, lambda: self.holders(files.model), self._update("asking")
             )
         finally:
             self._ends = None

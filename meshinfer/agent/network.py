@@ -188,12 +188,13 @@ class Network:
     def _take_adverts(self, sender: PeerId, message: Adverts) -> None:
         checked = (self._checked(sender, signed) for signed in message.adverts)
         adverts = tuple(advert for advert in checked if advert is not None)
-        for advert in adverts:
+        others = [advert for advert in adverts if advert.peer != self._identity.peer]
+        for advert in others:
             if not advert.leaving:
                 self.links.met(advert.peer, advert.addresses, advert.ports.door)
         if adverts:
             self._heard(sender, adverts)
-        for advert in adverts:
+        for advert in others:
             if advert.leaving:
                 self.links.forget(advert.peer)
 
