@@ -500,12 +500,14 @@ worst case `HEADER_BYTES` each, from members of the roster."""
 PROBE_FIRST_S: Final = 3.0
 PROBE_AGAIN_S: Final = 600.0
 PROBE_RETRY_S: Final = 30.0
-"""When a link is measured: three to six seconds after it came up, then every ten minutes, and soon again where nothing
-came of it. Three quarters of a MiB each time: with eight neighbours 80 kbit/s in the long run."""
+"""When a link is measured: three to six seconds after it came up, again until there are some figures, then every ten
+minutes. Three quarters of a MiB each time: with eight neighbours 80 kbit/s in the long run."""
 
 PROBE_TIMEOUT_S: Final = 5.0
-PROBE_SLOW_S: Final = 0.1
-"""A probe that takes longer is not repeated. One without an answer met a busy peer, or a link below 0.5 Mbit/s."""
+"""A probe without an answer by then met a busy peer, or a link below 0.5 Mbit/s."""
+
+PROBE_LATE_S: Final = 0.01
+"""A loop that sleeps twice as long as it asked for is too busy to measure a link."""
 
 PROBES_PER_S: Final = 0.1
 PROBES_BURST: Final = 8.0

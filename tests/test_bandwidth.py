@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshinfer import limits
+from meshinfer.agent import bandwidth as module
 from meshinfer.agent.bandwidth import Bandwidth
 from meshinfer.values import PeerId
 from meshinfer.wire.messages import Message, Probe, Probed
@@ -51,10 +52,14 @@ class Wire:
         return True
 
 
+async def _never() -> bool:
+    return False
+
+
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(limits, "PROBE_FIRST_S", 0.0)
-    monkeypatch.setattr(limits, "PROBE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(module, "_is_late", _never)  # whatever else runs on the PC that tests
     return
 
 
@@ -65,24 +70,39 @@ async def test_a_link_is_measured_once_and_its_delay_is_no_lack_of_bandwidth() -
     await one.measure()
     ((peer, kbit_s),) = wire.measured
     assert peer == TWO
-    assert 60_000 < kbit_s < 110_000
+    assert 30_000 < kbit_s < 110_000
     await one.measure()
     one.follow([TWO])
     await one.measure()
-    assert len(wire.measured) == 1, "and not again for ten minutes"
+    assert len(wire.measured) == 1, "and not again at once"
 
 
-async def test_a_slow_link_is_not_filled_for_longer_than_one_probe() -> None:
+async def test_the_best_of_some_rounds_counts_then_it_is_measured_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A PC with other work to do answers late: that is not the link's fault."""
+    monkeypatch.setattr(limits, "PROBE_RETRY_S", 0.0)
+    monkeypatch.setattr(limits, "PROBES_BURST", 100.0)
     wire = Wire(kbit_s=10_000)
     one = wire.ends[ONE]
     one.follow([TWO])
+    for kbit_s in (10_000, 50_000, 20_000, 500_000):
+        wire.kbit_s = kbit_s
+        await one.measure()
+    (_, first), (_, second), (_, third) = wire.measured
+    assert first < 10_100
+    assert first < second <= third < 50_100
+    one.follow([])
+    one.follow([TWO])
     await one.measure()
-    assert wire.probes == 1
-    assert 9_000 < wire.measured[0][1] < 10_100
+    assert wire.measured[-1][1] > 100_000, "after a break the link may be another one"
 
 
 @pytest.mark.parametrize("busy", [ONE, TWO])
-async def test_while_either_side_is_busy_nothing_is_measured(busy: PeerId) -> None:
+async def test_while_either_side_is_busy_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, busy: PeerId
+) -> None:
+    monkeypatch.setattr(limits, "PROBE_TIMEOUT_S", 0.2)
     wire = Wire(kbit_s=1_000_000)
     wire.busy[busy] = True
     one = wire.ends[ONE]
@@ -129,7 +149,8 @@ async def test_an_answer_that_nobody_waits_for_is_no_measure() -> None:
     one.received(TWO, Probed(1))
     one.follow([TWO])
     measuring = asyncio.ensure_future(one.measure())
-    await asyncio.sleep(0)
+    while not wire.probes:
+        await asyncio.sleep(0)
     one.received(ONE, Probed(1))
     one.received(TWO, Probed(99))
     await measuring

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
@@ -18,6 +19,15 @@ from meshinfer.wire.messages import Message, Probe, Probed
 _NOTHING: Final = bytes(limits.PROBE_BYTES)
 _EACH: Final = 3
 """Probes in a row, of which the fastest counts: TCP begins slowly on a link that was idle, and a loop may be late."""
+
+_ROUNDS: Final = 3
+"""Rounds of which the best counts: other work on a PC only ever makes its links seem slower."""
+
+
+@dataclass(slots=True)
+class _Link:
+    due: float
+    figures: deque[int] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
 
 
 @dataclass(slots=True)
@@ -49,27 +59,31 @@ class Bandwidth:
         self._round_trip_us = round_trip_us
         self._measured = measured
         self._tokens = itertools.count(1)
-        self._due: dict[PeerId, float] = {}
+        self._links: dict[PeerId, _Link] = {}
         self._waiting: _Wait | None = None
         self._answered = Rate(limits.PROBES_PER_S, limits.PROBES_BURST)
 
     def follow(self, peers: Iterable[PeerId]) -> None:
         """Measure the links to these peers, and to no others."""
         now = clock.monotonic()
-        self._due = {peer: self._due.get(peer, now + _spread_s(peer)) for peer in peers}
+        self._links = {peer: self._links.get(peer) or _Link(now + _spread_s(peer)) for peer in peers}
 
     async def measure(self) -> None:
         """One round: every link that is due, as long as nothing else is going on."""
         now = clock.monotonic()
-        for peer in sorted((peer for peer in self._due if self._due[peer] <= now), key=self._due.__getitem__):
-            if self._busy():
+        due = sorted((link.due, peer) for peer, link in self._links.items() if link.due <= now)
+        for _, peer in due:
+            link = self._links.get(peer)
+            if link is None:
+                continue
+            if self._busy() or await _is_late():
                 return
             kbit_s = await self._try(peer)
-            if peer in self._due:
-                again_s = limits.PROBE_AGAIN_S if kbit_s else limits.PROBE_RETRY_S
-                self._due[peer] = clock.monotonic() + again_s
             if kbit_s:
-                self._measured(peer, kbit_s)
+                link.figures.append(kbit_s)
+                self._measured(peer, max(link.figures))
+            rare = len(link.figures) == _ROUNDS
+            link.due = clock.monotonic() + (limits.PROBE_AGAIN_S if rare else limits.PROBE_RETRY_S)
 
     async def _try(self, peer: PeerId) -> int:
         """kbit/s of the fastest of some probes; 0 where one did not come back, or something came in between."""
@@ -80,8 +94,6 @@ class Bandwidth:
                 return 0
             way_s = max(took_s - self._round_trip_us(peer) / 1e6, took_s / 4)
             best = max(best, round(8 * limits.PROBE_BYTES / way_s / 1000))
-            if took_s > limits.PROBE_SLOW_S:
-                break  # the beginning does not count there, and more would fill the link
         return best
 
     async def _probe(self, peer: PeerId) -> float | None:
@@ -107,6 +119,13 @@ class Bandwidth:
         wait = self._waiting
         if wait is not None and (wait.peer, wait.token) == (peer, message.token) and not wait.came.done():
             wait.came.set_result(now)
+
+
+async def _is_late() -> bool:
+    """Whether this PC is too busy to measure anything: a short sleep of its loop takes much longer than asked for."""
+    begun_at = clock.monotonic()
+    await asyncio.sleep(limits.PROBE_LATE_S)
+    return clock.monotonic() - begun_at > 2 * limits.PROBE_LATE_S
 
 
 def _spread_s(peer: PeerId) -> float:
