@@ -470,6 +470,24 @@ async def test_shards_of_one_model_speak_with_one_voice(
     assert [speed.decode_us for _, speed in bench.told] == [500, 300]
 
 
+async def test_a_short_span_tells_nothing_where_more_is_known(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step costs however few its layers would make this PC seem slow."""
+    monkeypatch.setattr(measuring, "MEASURE_AGAIN_S", 0.1)
+    monkeypatch.setattr(owning, "PLAN_IDLE_S", 0.0)
+    monkeypatch.setattr(pacing, "DRIFT_WINDOW_S", 0.0)
+    monkeypatch.setattr(pacing, "DRIFT_DECODE_STEPS", 1)
+    bench.speeds.put(bench.files.model, "CPU", Precision.EXACT, None, Speed(1, 1))
+    span = Span(0, 1)
+    plan = await bench.serve(bench.plan((ME, span), (OTHER, Span(1, 6))), span)
+    for position in range(limits.DRIFT_WINDOWS + 2):
+        await bench.step(plan, rows(1), position)
+    await asyncio.sleep(0.3)
+    await bench.settled()
+    assert bench.told == []
+
+
 async def test_nothing_is_measured_again_while_somebody_is_answered(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,10 +95,12 @@ class Measuring:
         settled = not times or not differs(outcome.decode_us, loaded.speed.decode_us)
         loaded.speed = loaded.speed.best(outcome)
         best = self._take(loaded, loaded.speed)
-        if settled:
-            self._keep(loaded, best)
-        else:
+        if not settled:
             self._later(loaded, times)
+        elif loaded.layers < FEW_LAYERS:
+            self._keep(loaded, best.best(self._kept.get(loaded.key)))
+        else:
+            self._keep(loaded, best)
 
     def _take(self, loaded: Loaded, measured: Speed) -> Speed:
         """The best that shards of one model on one device have shown since the last drift.
