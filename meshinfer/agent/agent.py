@@ -85,7 +85,7 @@ LOOK_S: Final = 2.0
 """A model that another program pulled, or a new address of this PC, is noticed within this."""
 
 IDLE_LOOK_S: Final = 0.5
-"""How soon it is noticed that the last answer under a plan has ended, or that a link may be measured."""
+"""How soon it is noticed that the last answer under a plan has ended."""
 
 _log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class Agent:
         self.mesh = Mesh(self._shown, COSTS, SystemRandom(), clock.monotonic())
         self._handling = False
         self._tell_models()
-        for work in (self._pass_time, self._look_around, self._look_for_idle):
+        for work in (self._pass_time, self._look_around, self._look_for_idle, self._measure_links):
             self._tasks.keep_doing(work)
 
     async def _open_network(self) -> Network:
@@ -232,11 +232,15 @@ class Agent:
                 self._handle(ModelKnown(facts))
 
     async def _look_for_idle(self) -> None:
-        """Plans without an answer under way, which may have been replaced; links that nothing is sent over."""
+        """Plans without an answer under way may have been replaced, and can be let go of."""
         while True:
             await asyncio.sleep(IDLE_LOOK_S)
             for plan in [plan for plan in self._served if self.owner.idle(plan)]:
                 self._handle(PlanIdle(plan))
+
+    async def _measure_links(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
             self._bandwidth.follow(self._probed())
             await self._bandwidth.measure()
 
