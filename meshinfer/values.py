@@ -219,8 +219,8 @@ class Advert:
     `decode_us` and `prefill_us` are microseconds for one layer and one token, alone and in a chunk of a long prompt, as
     measured on `device`, 0 while unknown. `wants` is the model that this peer would have the mesh serve. `holdings`
     lists every model whose manifest is there, weights or not: without it a peer is given no span. `min_owners` is the
-    fewest owners that this peer would have a plan use (1: no split where one peer has room), `objective` what it
-    would have it be best at; both travel, since all must compute alike.
+    fewest owners that this peer would have a plan use (1: no split where one peer alone is faster), `objective` what
+    it would have it be best at; both travel, since all must compute alike.
     `links` are the peers that it watches and hears, in order of peer id; `broken` those that no route should join it
     to, because the way between them failed lately, heard or not. `doubts` are peers that it waited for in vain to
     accept a plan. `round` is the last round that is over for it. `leaving` is its last word.

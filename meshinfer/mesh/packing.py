@@ -6,13 +6,13 @@ ones as long as that helps. All counts are bounded, so that agents on slow PCs f
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise, permutations
 
 from meshinfer.limits import ROUTE_HOPS
 from meshinfer.mesh.lanes import ANY, Bounds, Chain, Lane, Link, Task, cut, filled, least_hop, twins
-from meshinfer.mesh.search import EXACT_LANES, exact_chain
+from meshinfer.mesh.search import EXACT_LANES, back_of, exact_chain
 from meshinfer.values import Span
 
 BEAM_LANES = 2520
@@ -25,8 +25,11 @@ ANCHORS = 4
 STARTS = 8
 """Lanes from which an order is begun when the nearest is put next to each."""
 
-STAGE_LANES = 20_000
+STAGE_LANES = 10_000
 """Lanes tried in all in the search for a chain whose stages are all fast, which is repeated some ten times."""
+
+SHORT_LANES = 10
+"""Lanes of which all short chains are tried: 720 orders of three."""
 
 REFINED_LANES = 8
 """A good chain of fewer lanes is compared with all chains of so many, the cheapest and nearest others among them."""
@@ -47,10 +50,56 @@ def many_chain(task: Task, known: Chain, bounds: Bounds = ANY) -> Chain:
     seeds = [chain for order in orders if (chain := _cut(task, order, bounds)) is not None]
     if not seeds or bounds.stage is not None:
         seeds.append(known)
+    elif (short := short_chain(task)) is not None:
+        seeds.append(short)
     seeds.sort(key=lambda chain: (task.cost(chain) or 0, chain))
     better = [_improved(task, chain, bounds) for chain in seeds[:IMPROVED]]
     best = min(better, key=lambda chain: (task.cost(chain) or 0, chain))
     return _refined(task, best, bounds)
+
+
+def short_chain(task: Task) -> Chain | None:
+    """The cheapest chain of one to three of the best lanes whose spans end where a lane is full; None where they do not
+    hold all layers.
+
+    Most models are held by few, and then the hops decide: all orders are tried.
+    """
+    ranked = sorted(range(len(task.lanes)), key=lambda i: (task.lanes[i].price, i))
+    able = [i for i in ranked if 3 * _most_work(task, task.lanes[i]) >= task.done[-1] // 2][:SHORT_LANES]
+    backs = {i: back_of(task.lanes[i].reach) for i in able}
+    best: tuple[int, Chain] | None = None
+    for count in range(max(1, task.fewest), 4):
+        for order in permutations(able, count):
+            for chain in _full_cuts(task, order, backs):
+                cost = task.cost(chain)
+                if cost is not None and (best is None or (cost, chain) < best):
+                    best = cost, chain
+    return None if best is None else best[1]
+
+
+def _full_cuts(task: Task, order: Sequence[int], backs: Mapping[int, Sequence[int]]) -> Iterator[Chain]:
+    """The cuts for one to three lanes where all but one are full, or the one in the middle is a bridge of one layer
+    between two that are far from each other."""
+    reach = task.lanes[order[0]].reach[0]
+    back = backs[order[-1]][task.layers]
+    ways: list[tuple[int, ...]] = [()]
+    if len(order) == 2:
+        ways = [(reach,), (back,)]
+    elif len(order) == 3:
+        ways = [
+            (reach, task.lanes[order[1]].reach[reach]),
+            (reach, back),
+            (backs[order[1]][back], back),
+            (reach, reach + 1),
+            (back - 1, back),
+        ]
+    for inner in ways:
+        edges = (0, *inner, task.layers)
+        if all(one < other for one, other in pairwise(edges)):
+            spans = (Span(one, other) for one, other in pairwise(edges))
+            chain = tuple(Link(lane, span) for lane, span in zip(order, spans, strict=True))
+            if all(task.lanes[link.lane].fits(link.span) for link in chain):
+                yield chain
 
 
 def _refined(task: Task, best: Chain, bounds: Bounds) -> Chain:
@@ -85,7 +134,9 @@ def any_chain(task: Task) -> Chain | None:
 def brisk_chain(task: Task, stage: int | None) -> Chain | None:
     """Some chain whose stages all keep to `stage`; None where none was found."""
     tries = STAGE_LANES // min(len(task.lanes), task.layers, ROUTE_HOPS)
-    return greedy_chain(task, stage) or packed_chain(task, stage, tries)
+    chain = greedy_chain(task, stage)
+    # A beam of one or two chains finds no more than the greedy one does.
+    return chain or (packed_chain(task, stage, tries) if tries > 2 * len(task.lanes) else None)
 
 
 def greedy_chain(task: Task, stage: int | None = None) -> Chain | None:
@@ -221,7 +272,7 @@ def _from(task: Task, lanes: Sequence[int], start: int) -> tuple[int, ...]:
 
 def _way_length(task: Task, order: Sequence[int]) -> tuple[int, int]:
     """How many forbidden hops, and what the others cost."""
-    hops = [task.hops[one][other] for one, other in itertools.pairwise(order)]
+    hops = [task.hops[one][other] for one, other in pairwise(order)]
     return sum(hop is None for hop in hops), sum(hop or 0 for hop in hops)
 
 
