@@ -4,6 +4,7 @@ or plans are computed from speeds that no longer hold."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from meshinfer.agent.metrics import Metrics
 from meshinfer.agent.owner import Owner
 from meshinfer.agent.speeds import Speeds
 from meshinfer.engine.runner import Runner
+from meshinfer.engine.shard import PagedShard
 from meshinfer.engine.speed import Speed
 from meshinfer.errors import CapacityError
 from meshinfer.mesh.plan import plan_id
@@ -337,6 +339,28 @@ async def test_an_unloaded_shard_serves_no_plan(bench: Bench) -> None:
     assert bench.owner.loaded == []
     bench.owner.retire(plan_id(plan))
     await bench.owner.load(bench.key(WHOLE), bench.files)
+
+
+async def test_memory_is_given_back_before_it_is_taken_again(bench: Bench) -> None:
+    """A span that is in the middle of a batch goes only when that has ended."""
+    await bench.owner.load(bench.key(WHOLE), bench.files)
+    (old,) = bench.owner.loaded
+    batch = threading.Event()
+    bench.runner.call(batch.wait, lambda _: None)
+    bench.owner.unload(bench.key(WHOLE))
+    opened: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            owning,
+            "PagedShard",
+            lambda *given: opened.append(hasattr(old.shard, "_kv")) or PagedShard(*given),
+        )
+        loading = asyncio.create_task(bench.owner.load(bench.key(Span(0, 2)), bench.files))
+        await asyncio.sleep(0.2)
+        assert not opened
+        batch.set()
+        await loading
+    assert opened == [False]
 
 
 async def test_a_load_that_is_called_off_leaves_nothing(bench: Bench) -> None:

@@ -65,6 +65,7 @@ class Owner:
         self._loaded: dict[ShardKey, Loaded] = {}
         self._served: dict[PlanId, Served] = {}
         self._building = asyncio.Lock()
+        self._closing: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
 
     # ── shards ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -89,6 +90,9 @@ class Owner:
             known = self._loaded.get(shard)
             if known is not None:
                 return known.speed
+            if self._closing:
+                # What was unloaded may be in the middle of a batch: its memory must not be used twice.
+                await asyncio.wait(self._closing)
             built, speed = await to_its_end(build, lambda made: made[0].close())
         self._runner.add(built)
         loaded = self._loaded[shard] = Loaded(shard, built, layers, speed, Pace(layers))
@@ -102,7 +106,15 @@ class Owner:
             return
         for served in self._served.values():
             served.use({key: other for key, other in served.shards.items() if key != shard})
-        self._runner.drop(loaded.shard, loaded.shard.close)
+        closed: asyncio.Future[None] = self._loop.create_future()
+        self._closing.add(closed)
+        closed.add_done_callback(self._closing.discard)
+
+        def close() -> None:
+            loaded.shard.close()
+            self._loop.call_soon_threadsafe(closed.set_result, None)
+
+        self._runner.drop(loaded.shard, close)
 
     @property
     def loaded(self) -> Sequence[Loaded]:
