@@ -272,9 +272,11 @@ HEARTBEAT_S: Final = 0.5
 """Each watched peer gets a heartbeat this often: 16 small messages a second in a large mesh. Adverts go out on a change
 only."""
 
-SILENCE_S: Final = 5.0
-"""A peer that was silent for so long is not heard any more. Ten heartbeats: a busy PC misses a few, and at 20 % loss
-all ten are lost once in ten million times."""
+SILENCE_S: Final = 12.0
+"""A peer whose link stands, but which says nothing for so long, is not heard any more. A process that is frozen or gone,
+and a PC without its cable, lose their links within 2 s (`CONTROL_DEAD_MS`); what is left is a busy one: 5 s of silence
+were measured on two cores at a load of 14. Worst case: an agent that hangs is planned with for so long; answers do not
+wait for that. At 20 % loss, 24 heartbeats in a row are never lost."""
 
 DOWN_GRACE_S: Final = 0.6
 """The same for a peer to which the own link is down: its process has ended, unless the link is back or a heartbeat

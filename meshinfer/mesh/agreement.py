@@ -11,7 +11,8 @@ from meshinfer.mesh import reasons
 from meshinfer.mesh.allocation import Allocation, Better, Scene, able, allocate, touching
 from meshinfer.mesh.asking import Asking
 from meshinfer.mesh.cells import Cell, cell_of
-from meshinfer.mesh.events import Effect, NeedModel, PlanUnusable, PlanUsable
+from meshinfer.mesh.events import Effect, PlanUnusable, PlanUsable
+from meshinfer.mesh.manifests import Manifests
 from meshinfer.mesh.picture import Picture, Status
 from meshinfer.mesh.placement import Costs, Shortfall
 from meshinfer.mesh.placements import needed_bytes
@@ -50,14 +51,15 @@ class Agreement:
         self._lost_at: dict[PlanId, float] = {}
         self._replaced_at: dict[PlanId, float] = {}
         self._idle: set[PlanId] = set()
-        self._asked: tuple[ModelId, float] | None = None
-        self._times_asked = 0
-        self._allocation = Allocation()
+        self._manifests = Manifests()
+        self.allocation = Allocation()
+        """What all of this agent's cell are to follow, as it was last computed."""
         self._stale = True
         self._waiting = True
         """Whether something is to be done about the targets when its time has come."""
         self._cell = Cell()
         self._room: tuple[ModelId | None, int] = (None, 0)
+        self._touching: set[PlanId] = set()
         self._concerned: frozenset[PeerId] = frozenset()
         self._measure_at: float | None = None
         self._look_around_at: float | None = None
@@ -79,12 +81,7 @@ class Agreement:
     @property
     def shortfall(self) -> Shortfall | None:
         """The figures, where memory is the reason."""
-        return self._allocation.shortfall
-
-    @property
-    def allocation(self) -> Allocation:
-        """What all of this agent's cell are to follow, as it was last computed."""
-        return self._allocation
+        return self.allocation.shortfall
 
     def plans(self) -> tuple[Plan, ...]:
         """All that are held, as far as is known here, in order of id."""
@@ -200,24 +197,17 @@ class Agreement:
         return changed
 
     def _ask_for_manifest(self, now: float, effects: list[Effect]) -> None:
-        model = self.model
-        sources = () if model is None or model in self.models else self.picture.sources(model, self.me)
-        if model is None or not sources:
-            self._asked = None
-            return
-        if self._asked is None or self._asked[0] != model:
-            self._asked, self._times_asked = (model, now), 0
-        elif self._asked[1] + limits.NEED_AGAIN_S <= now:
-            self._asked, self._times_asked = (model, now), self._times_asked + 1
-        if self._asked[1] == now:
-            first = self._times_asked % len(sources)  # the one that was asked may be out of reach
-            effects.append(NeedModel(model, (*sources[first:], *sources[:first])))
-        self._later(self._asked[1] + limits.NEED_AGAIN_S)
+        model = None if self.model in self.models else self.model
+        sources = () if model is None else self.picture.sources(model, self.me)
+        need = self._manifests.ask(model, sources, now)
+        if need is not None:
+            effects.append(need)
+        self._later(self._manifests.ask_again_at)
 
     # ── targets ─────────────────────────────────────────────────────────────────────────────────────────
     def _follow_targets(self, now: float, effects: list[Effect]) -> None:
         if self.model is None or self.model not in self.models:
-            self._allocation, self._waiting = Allocation(), True
+            self.allocation, self._waiting = Allocation(), True
             return
         self._choose_cell(self.models[self.model])
         if not (self._stale or self._waiting) and self._lasting.ripe(now) == self._lasting.taken:
@@ -226,12 +216,12 @@ class Agreement:
         self._waiting = False
         scene = self._scene(self.model)
         self._observe(scene, now)
-        if (settles_at := self._settles_at(scene)) > now:
+        if (settles_at := self._settles_at()) > now:
             self._wait(settles_at)
             return
         self._calm.acted(now)
         self._allocate(scene, now)
-        self._follow(self.acceptable(self._allocation), now, effects)
+        self._follow(self.acceptable(self.allocation), now, effects)
 
     def _wait(self, time: float) -> None:
         self._waiting = True
@@ -267,30 +257,23 @@ class Agreement:
         the same."""
         picture = self.picture
         candidates = able(scene)
-        broken = [(one, other) for one in candidates for other in self._of(one).broken if other in candidates]
+        broken = picture.broken_among(candidates)
         content = (
             scene.model,
             tuple(candidates.values()),
             picture.min_owners(),
             picture.objective(),
-            tuple(broken),
+            broken,
         )
         self._calm.note(content, now)
-        plans = touching(picture, scene.peers)
+        plans = self._touching = touching(picture, scene.peers)
         self._concerned = frozenset(peer for one in plans for peer in picture.plan(one).named)
         waiting = [one for one in plans if picture.status(one) is not Status.HELD]
         self._quiet.note(frozenset(waiting), now)
 
-    def _of(self, peer: PeerId) -> Advert:
-        found = self.picture.get(peer)
-        if found is None:
-            raise KeyError(peer)
-        return found
-
-    def _settles_at(self, scene: Scene) -> float:
+    def _settles_at(self) -> float:
         alone = len(self.picture) == 1
-        known = touching(self.picture, scene.peers)
-        again = any(self.picture.status(one) is not Status.OPEN for one in known)
+        again = any(self.picture.status(one) is not Status.OPEN for one in self._touching)
         settles_at = self._calm.settles_at(limits.SETTLE_AGAIN_S if again else limits.SETTLE_S)
         return max(settles_at, self._started_at + limits.ALONE_SETTLE_S if alone else 0.0)
 
@@ -302,7 +285,7 @@ class Agreement:
         self._stale = False
         found = allocate(replace(scene, ripe=self._lasting.ripe(now)))
         self._lasting.note({one: _LASTS[why] for one, why in found.better}, now)
-        self._allocation = found
+        self.allocation = found
         self._later(self._lasting.next_ripe(now))
 
     def acceptable(self, allocation: Allocation) -> list[Plan]:
@@ -314,7 +297,7 @@ class Agreement:
         """Stand by the targets and by nothing else. A plan that somebody stands by already is joined at once, a new one
         is proposed when proposals have been quiet, so that two do not cross again and again."""
         wanted = {plan_id(plan): plan for plan in targets}
-        for plan in self._allocation.elsewhere:
+        for plan in self.allocation.elsewhere:
             if self.promises.standing(plan_id(plan)) is not None:
                 wanted[plan_id(plan)] = plan
         new = {one: plan for one, plan in wanted.items() if self.promises.standing(one) is None}
@@ -395,28 +378,21 @@ class Agreement:
         using = self._asking.choose(self.model)
         self.usable = using is not None
         self.plan = self.picture.plan(using) if using is not None else self._awaited()
-        self.reason = "" if self.usable else self._reason()
+        self.reason = "" if self.usable else self._why_not()
         said = self.plan if self.usable else self.reason
         if said == self._said:
             return
         self._said = said
         effects.append(PlanUsable(said) if isinstance(said, Plan) else PlanUnusable(self.reason))
 
+    def _why_not(self) -> str:
+        known, shortfall = self.model in self.models, self.allocation.shortfall
+        return reasons.why_not(self.picture, self.me, self.model, known, self.plan, shortfall)
+
     def _awaited(self) -> Plan | None:
         """What will be asked under, as far as can be told."""
-        mine = [plan for plan in self._allocation.targets if self.me in plan.named]
-        awaited = [*mine, *self.promises.promised.values(), *self._allocation.targets, *self.plans()]
-        return next(iter(awaited), None)
-
-    def _reason(self) -> str:
-        picture, model = self.picture, self.model
-        if model is None:
-            return reasons.NO_MODEL
-        if model not in self.models:
-            return reasons.fetching(picture, model, picture.sources(model, self.me))
-        if self._allocation.shortfall is not None:
-            return reasons.lacking(picture, model, self._allocation.shortfall)
-        return reasons.SETTLING if self.plan is None else reasons.waiting(picture, self.plan)
+        mine = self.acceptable(self.allocation)
+        return next(iter([*mine, *self.promises.promised.values(), *self.allocation.targets]), None)
 
 
 _LASTS = {Better.FASTER: limits.FASTER_LASTS_S, Better.STANDBY: limits.STANDBY_LASTS_S}

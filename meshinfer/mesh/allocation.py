@@ -73,10 +73,12 @@ def able(scene: Scene) -> dict[PeerId, Candidate]:
             found[peer] = Candidate.of(advert)
     decode_us = _middle(one.decode_us for one in found.values())
     prefill_us = _middle(one.prefill_us for one in found.values())
-    return {
-        peer: replace(one, decode_us=one.decode_us or decode_us, prefill_us=one.prefill_us or prefill_us)
-        for peer, one in found.items()
-    }
+    for peer, one in found.items():
+        if (decode_us and not one.decode_us) or (prefill_us and not one.prefill_us):
+            found[peer] = replace(
+                one, decode_us=one.decode_us or decode_us, prefill_us=one.prefill_us or prefill_us
+            )
+    return found
 
 
 def _middle(speeds: Iterable[int]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
 from meshinfer.mesh.plan import flaw, plan_id
@@ -157,6 +157,11 @@ class Picture:
         first, second = self._of.get(one), self._of.get(other)
         return (first is not None and other in first.broken) or (second is not None and one in second.broken)
 
+    def broken_among(self, peers: Collection[PeerId]) -> tuple[tuple[PeerId, PeerId], ...]:
+        """Of these peers, who says of which others that no route should join them."""
+        said = ((peer, other) for peer in peers if peer in self._of for other in self._of[peer].broken)
+        return tuple(pair for pair in said if pair[1] in peers)
+
     def failed(self, peer: PeerId, model: ModelId) -> bool:
         """Whether a peer could not load the model and still sits out."""
         standings = self._standings.get(peer, {}).values()
@@ -185,6 +190,8 @@ class Picture:
         Whoever has most doubts, its own or others' of it, goes first; of two equal ones the more doubted, then the
         lower id. So one that waits for nothing or accepts nothing goes, whoever notices it, and all agree on it.
         """
+        if not self._doubting:
+            return frozenset()
         pairs = {
             (peer, other) for peer, doubts in self._doubting.items() for other in doubts if other in self._of
         }

@@ -10,6 +10,24 @@ NO_MODEL = "no peer that is here has a model: run `meshinfer pull smollm2` on on
 SETTLING = "peers have just come, gone or changed: a plan is made as soon as that has settled"
 
 
+def why_not(
+    picture: Picture,
+    me: PeerId,
+    model: ModelId | None,
+    known: bool,
+    plan: Plan | None,
+    shortfall: Shortfall | None,
+) -> str:
+    """Why no plan can be used; `known` is whether the model's description is here, `plan` what is awaited."""
+    if model is None:
+        return NO_MODEL
+    if not known:
+        return fetching(picture, model, picture.sources(model, me))
+    if shortfall is not None:
+        return lacking(picture, model, shortfall)
+    return SETTLING if plan is None else waiting(picture, plan)
+
+
 def fetching(picture: Picture, model: ModelId, sources: tuple[PeerId, ...]) -> str:
     name = picture.model_name(model)
     if not sources:
