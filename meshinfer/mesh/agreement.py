@@ -47,7 +47,7 @@ class Agreement:
         self._quiet = Calm(now)
         self._lasting = Lasting()
         self._doubts = Doubts()
-        self._accepted_at: dict[PlanId, float] = {}
+        self._open_since: dict[PlanId, float] = {}
         self._lost_at: dict[PlanId, float] = {}
         self._replaced_at: dict[PlanId, float] = {}
         self._idle: set[PlanId] = set()
@@ -307,10 +307,9 @@ class Agreement:
                 self._wait(quiet_at)
                 return
         self._drop_others(wanted, bool(wanted), now, effects)
-        for identity, plan in new.items():
+        for plan in new.values():
             self._make_room(plan, effects)
-            if self.promises.accept(plan, self._base):
-                self._accepted_at[identity] = now
+            self.promises.accept(plan, self._base)
 
     def _drop_others(
         self, wanted: Mapping[PlanId, Plan], at_once: bool, now: float, effects: list[Effect]
@@ -336,7 +335,7 @@ class Agreement:
 
     def _drop(self, identity: PlanId, effects: list[Effect]) -> None:
         self.promises.drop(identity, effects)
-        for times in (self._accepted_at, self._lost_at, self._replaced_at):
+        for times in (self._open_since, self._lost_at, self._replaced_at):
             times.pop(identity, None)
         self._idle.discard(identity)
 
@@ -362,8 +361,9 @@ class Agreement:
             if status is Status.HELD:
                 self._doubts.forgive(plan.named)
             if status is not Status.OPEN:
+                self._open_since.pop(identity, None)
                 continue
-            until = self._accepted_at.setdefault(identity, now) + limits.ACCEPT_S
+            until = self._open_since.setdefault(identity, now) + limits.ACCEPT_S
             if until > now:
                 self._later(until)
                 continue

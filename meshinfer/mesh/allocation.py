@@ -56,9 +56,9 @@ def allocate(scene: Scene) -> Allocation:
     return _Allocator(scene).run()
 
 
-def able(scene: Scene) -> dict[PeerId, Candidate]:
-    """Peers that could own layers of the model: they plan by the same rules, have its manifest and some memory, did not
-    just fail to load it, and no doubt leaves them out.
+def able(scene: Scene, in_doubt: bool = False) -> dict[PeerId, Candidate]:
+    """Peers that could own layers of the model: they plan by the same rules, have its manifest and some memory, and did
+    not just fail to load it. Those that no doubt leaves out, or, with `in_doubt`, the others.
 
     One that has not run a layer yet counts as the middle one of the cell, whoever of the others is taken already: else
     plans would change while their neighbours are being accepted.
@@ -67,7 +67,12 @@ def able(scene: Scene) -> dict[PeerId, Candidate]:
     out = picture.left_out()
     for peer in scene.peers:
         advert = picture.get(peer)
-        if advert is None or advert.rules != scene.rules or advert.capacity_bytes <= 0 or peer in out:
+        if (
+            advert is None
+            or advert.rules != scene.rules
+            or advert.capacity_bytes <= 0
+            or (peer in out) != in_doubt
+        ):
             continue
         if picture.has_manifest(peer, scene.model) and not picture.failed(peer, scene.model):
             found[peer] = Candidate.of(advert)
@@ -118,6 +123,7 @@ class _Allocator:
         self._repair()
         self._make_new()
         self._improve()
+        self._go_on_alone()
         shortfall = None if self._targets else self._shortfall
         elsewhere = tuple(
             self._plans[one] for one in sorted(self._elsewhere) if not self._is(one, Status.OVER)
@@ -248,6 +254,15 @@ class _Allocator:
             self._target(plan)
         if not self._targets and isinstance(nobody := self._place(()), Shortfall):
             self._shortfall = nobody
+
+    def _go_on_alone(self) -> None:
+        """Whom doubts leave out may still serve by itself what it has room for."""
+        for peer, one in able(self._scene, in_doubt=True).items():
+            if not any(peer in plan.named for plan in self._targets):
+                self._able[peer] = one
+                plan = self._place((peer,))
+                if isinstance(plan, Plan) and not (self._targets and self._picture.is_weak(plan)):
+                    self._target(plan)
 
     def _improve(self) -> None:
         for identity, plan in self._kept.items():
