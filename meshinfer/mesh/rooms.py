@@ -232,10 +232,11 @@ class Room:
         return self.needed_bytes(span) * 1000 // max(1, self.candidate.capacity_bytes)
 
     def pool_tokens(self, spans: Sequence[Span]) -> dict[Span, int]:
-        """Room for keys and values of spans that are here together. Loaded ones stay as they are; what is left of the
-        memory is shared so that the others have room for equally many tokens, within reason."""
+        """Room for keys and values of spans that are here together. Loaded ones stay as they are; half of what is left
+        of the memory is shared so that the others have room for equally many tokens, within reason. The other half is
+        for the plan that takes over one day: it is loaded while this one still serves."""
         table, one = self.table, self.candidate
-        spare = self.free_bytes - sum(map(self.needed_bytes, spans))
+        spare = (self.free_bytes - sum(map(self.needed_bytes, spans))) // 2
         each = sum(table.kv_of(one, span) for span in spans if span not in self.pools)
         pools: dict[Span, int] = {}
         for span in spans:
