@@ -54,6 +54,8 @@ SEEN_DIALLED = 8
 IDLE_S = 3.0
 """The longest answer: after so long, nothing is under way under a plan that is not used any more."""
 
+_ENDS = frozenset((LoadDone, LoadFailed))
+
 
 class Process:
     """`shards` are those that it loads (False) or has loaded (True); `serving` the plans that it serves, and how."""
@@ -172,7 +174,7 @@ class Process:
             self._handle(event)
 
     def _handle(self, event: Event) -> None:
-        if not self.alive:
+        if not self.alive or (type(event) in _ENDS and not self._load_ends(event)):  # type: ignore[arg-type]
             return
         world = self.world
         now = world.clock.now
@@ -286,12 +288,8 @@ class Process:
         if not self.alive or self.shards.get(shard) is not False:
             return
         if self.pc.disk_full or self._random.random() < self.world.load_failures:
-            del self.shards[shard]
-            self.touched = True
             self.take(LoadFailed(shard, "the disk is full"))
             return
-        self.shards[shard] = True
-        self.touched = True
         self.take(LoadDone(shard))
         if self.pc.decode_us == 0:
             self.pc.decode_us = self.pc.true_decode_us
@@ -299,9 +297,20 @@ class Process:
 
     def lose(self, shard: ShardKey) -> None:
         """A shard that was loaded runs no more."""
-        if self.shards.pop(shard, False):
-            self.touched = True
+        if self.shards.get(shard):
             self.take(LoadFailed(shard, "the device was lost"))
+
+    def _load_ends(self, event: LoadDone | LoadFailed) -> bool:
+        """False for a load that was called off meanwhile."""
+        shard = event.shard
+        if shard not in self.shards or (isinstance(event, LoadDone) and self.shards[shard]):
+            return False
+        self.touched = True
+        if isinstance(event, LoadDone):
+            self.shards[shard] = True
+        else:
+            del self.shards[shard]
+        return True
 
     def _unload(self, effect: Unload) -> None:
         self.world.truth.unloads(self, effect.shard)
