@@ -132,7 +132,7 @@ def test_one_who_hears_all_and_is_heard_by_nobody_is_out_and_comes_back() -> Non
     mute = peer_id(0)
     net.allowed_removals = lambda seen_by, peer: mute in (seen_by, peer)
     net.deaf = {(mute, other) for other in net.machines}
-    net.run_until(net.agrees, 9.0)
+    net.run_until(net.agrees, limits.SILENCE_S + 4.0)
     net.run(20.0)
     net.deaf.clear()
     net.run_until(net.agrees, 3.0)
@@ -199,7 +199,7 @@ def test_a_bystander_that_comes_or_goes_costs_each_other_a_few_messages() -> Non
     net.start(bystander, [peer_id(0)])
     net.run_until(net.agrees, 4.0)
     net.run(10.0)
-    assert net.sent["AdvertsHeard"] / 40 < 60
+    assert net.sent["AdvertsHeard"] / 40 < 80
     assert net.sent["SummaryHeard"] / 40 < 5
 
 
