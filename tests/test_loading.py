@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
+from net_support import PATIENCE_S
 
 from meshinfer.agent.library import Library
 from meshinfer.agent.loading import Loading
@@ -76,7 +77,7 @@ class Case:
         )
 
     async def until(self, begun: int, events: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.device.begun) < begun or len(self.events) < events:
                 await asyncio.sleep(0)
 
