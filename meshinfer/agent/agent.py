@@ -43,6 +43,7 @@ from meshinfer.mesh.events import (
     LinkDown,
     LinkUp,
     Load,
+    LoadDone,
     ModelKnown,
     NeedModel,
     PlanIdle,
@@ -253,9 +254,11 @@ class Agent:
         self._handling = True
         try:
             while self._events:
-                for effect in self.mesh.handle(self._events.popleft(), clock.monotonic()):
+                event = self._events.popleft()
+                for effect in self.mesh.handle(event, clock.monotonic()):
                     self._do(effect)
-                if self._model() != self._shown_model:
+                # Others wait for the news that a model is here; and memory and speed are those for the mesh's model.
+                if isinstance(event, ModelKnown | LoadDone) or self._model() != self._shown_model:
                     self._review()
         finally:
             self._handling = False
