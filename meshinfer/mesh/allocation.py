@@ -340,8 +340,9 @@ class _Allocator:
         replaces: PlanId | None = None,
     ) -> Plan | Shortfall:
         among = tuple(self._able[peer] for peer in sorted(peers))
-        kept = tuple((one.peer, _shards(beside or {}, one.peer)) for one in among)
-        taken = tuple((one.peer, self._taken(dict(kept)[one.peer], one)) for one in among)
+        shards = {one: _shards(beside, one.peer) for one in among} if beside else {}
+        kept = tuple((one.peer, mine) for one, mine in shards.items() if mine)
+        taken = tuple((one.peer, self._taken(mine, one)) for one, mine in shards.items() if mine)
         request = Request(among, self._fewest, self._objective, keep, kept, taken)
         found = placed(self._facts, self._scene.costs, request, self._ground)
         return found if isinstance(found, Shortfall) else self._stamped(replace(found, replaces=replaces))

@@ -54,8 +54,8 @@ def placed(facts: ModelFacts, costs: Costs, request: Request, ground: Ground) ->
         objective=request.objective,
         hops=ground.hops,
         keep=request.keep,
-        kept={peer: shards for peer, shards in request.kept if shards},
-        taken_bytes={peer: size for peer, size in request.taken_bytes if size},
+        kept=dict(request.kept),
+        taken_bytes=dict(request.taken_bytes),
     )
     return place(facts, request.candidates, costs, options)
 
