@@ -42,13 +42,13 @@ class Task:
     agents: int
     faults: str
     seconds: float | None = None
+    scenario: str | None = None
 
     @property
     def command(self) -> str:
         """What runs it again."""
-        command = (
-            f"python scripts/simulate.py --seed {self.seed} --agents {self.agents} --faults {self.faults}"
-        )
+        what = f"--faults {self.faults}" if self.scenario is None else f"--scenario {self.scenario}"
+        command = f"python scripts/simulate.py --seed {self.seed} --agents {self.agents} {what}"
         return command if self.seconds is None else f"{command} --seconds {self.seconds:g}"
 
 
