@@ -256,7 +256,10 @@ class Agent:
             while self._events:
                 event = self._events.popleft()
                 for effect in self.mesh.handle(event, clock.monotonic()):
-                    self._do(effect)
+                    try:
+                        self._do(effect)
+                    except Exception:  # a defect, but the mesh counts on all the others
+                        _log.exception("a decision was not carried out: %s", type(effect).__name__)
                 # Others wait for the news that a model is here; and memory and speed are those for the mesh's model.
                 if isinstance(event, ModelKnown | LoadDone) or self._model() != self._shown_model:
                     self._review()
@@ -323,7 +326,7 @@ class Agent:
     def _link_changed(self, peer: PeerId, channel: Channel, up: bool) -> None:
         if channel is Channel.CONTROL:
             self._handle(LinkUp(peer) if up else LinkDown(peer))
-            self._ask_for_links([peer] if up else [])
+            self._ask_for_links([peer])
         elif channel is Channel.DATA and not up:
             self.asker.lost(peer, "cannot be reached")
 
@@ -335,14 +338,14 @@ class Agent:
 
     def _want_links(self) -> None:
         if self.network is not None:
-            self._needed = (self._asked | self.asker.owners | self._loading.sources) - {self.me}
+            needed = self._asked | self.asker.owners | self._loading.sources
+            self._needed = needed - self._watched - {self.me}
             self.network.links.want(self._watched | self._needed)
 
     def _ask_for_links(self, peers: Iterable[PeerId]) -> None:
         """Whom this agent needs and does not watch has no reason of its own to hold a link back: a ping gives one."""
-        for peer in peers:
-            if peer in self._needed - self._watched:
-                self._send(peer, Ping(0))
+        for peer in self._needed.intersection(peers):
+            self._send(peer, Ping(0))
 
     def _linked(self, peer: PeerId, channel: Channel = Channel.CONTROL) -> bool:
         return self.network is not None and self.network.transport.linked(peer, channel)
@@ -352,9 +355,8 @@ class Agent:
 
     def _busy(self) -> bool:
         """Whether a probe would be in the way of something, or something in its."""
-        return bool(self.asker.under_way or self._loading.models) or not all(
-            map(self.owner.idle, self._served)
-        )
+        idle = all(map(self.owner.idle, self._served))
+        return not idle or bool(self.asker.under_way or self._loading.models)
 
     def _round_trip_us(self, peer: PeerId) -> int:
         return next((link.round_trip_us for link in self.mesh.view.own.links if link.peer == peer), 0)
