@@ -66,7 +66,7 @@ PROFILES = {
         ),
         Profile(
             "harsh",
-            seconds=20.0,
+            seconds=12.0,
             every_s=1.0,
             kinds=_HARSH_KINDS,
             weather=Weather(loss=0.2, duplicates=0.05, delay_s=1.5),

@@ -29,6 +29,9 @@ MANY = 100
 """How often it is looked at; looking at many takes long."""
 
 MOST_AGENTS = 20
+FEW_AGENTS = 5
+LONG_EACH = 10
+LONG_S = 90.0
 
 Progress = Callable[[float, float], None]
 """Called with virtual seconds done, and all of them."""
@@ -53,8 +56,11 @@ class Task:
 
 
 def harsh(seed: int) -> Task:
-    """One of many: 2 to 20 agents, more often few than many, under all that may go wrong."""
-    share = Random(seed).random() ** 1.5
+    """One of many: 2 to 20 agents, more often few than many, under all that may go wrong. Every tenth has few agents
+    and goes on for long: plans are only improved, and old ones let go of, after a minute."""
+    share = Random(seed).random() ** 2
+    if seed % LONG_EACH == 0:
+        return Task(seed, 2 + int((FEW_AGENTS - 1) * share), "harsh", LONG_S)
     return Task(seed, 2 + int((MOST_AGENTS - 1) * share), "harsh")
 
 
