@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -50,20 +50,23 @@ def arguments() -> argparse.Namespace:
 def bar() -> Iterator[Callable[[float, float], None]]:
     """A progress bar on standard error: only on a terminal, and only once a run has taken a while."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
     columns = (TextColumn("virtual time"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=console, transient=True)
-    task = progress.add_task("run", visible=console.is_terminal)
-    began = time.monotonic()
+    with ExitStack() as shown:
+        progress = Progress(*columns, console=console, transient=True)
+        task = progress.add_task("run")
+        began = time.monotonic()
 
-    def show(done: float, total: float) -> None:
-        if console.is_terminal and time.monotonic() - began >= BAR_AFTER_S:
-            progress.start()
+        def show(done: float, total: float) -> None:
+            if not progress.live.is_started:
+                if time.monotonic() - began < BAR_AFTER_S:
+                    return
+                shown.enter_context(progress)
             progress.update(task, completed=done, total=total)
 
-    try:
         yield show
-    finally:
-        progress.stop()
 
 
 def main() -> int:
