@@ -150,6 +150,10 @@ class Plan:
     predicted_us: int
     stage_us: int
 
+    def __hash__(self) -> int:
+        # Plans are looked up at every turn, and all of one would take long: this tells nearly all of them apart.
+        return hash((self.round, self.replaces, self.predicted_us, self.stage_us, self.model))
+
     @property
     def owners(self) -> tuple[PeerId, ...]:
         return tuple(assignment.peer for assignment in self.assignments)
