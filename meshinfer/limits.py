@@ -398,10 +398,15 @@ HANDSHAKE_MS: Final = 3000
 descriptors as they open connections in 3 s, about 20 KiB each."""
 
 CONTROL_PING_MS: Final = 500
-CONTROL_DEAD_MS: Final = 2000
-"""A control link without a sign of life for so long is down, long before `SILENCE_S`. libzmq's own thread answers, so
-a busy interpreter is not taken for a dead PC; four pings have gone unanswered by then. A link that is down for want of
-luck (20 % loss) costs a reconnection and accuses nobody: its peer is heard by others."""
+CONTROL_DEAD_MS: Final = 1500
+"""A control link without a sign of life for so long is broken. libzmq's own thread answers, so a busy interpreter is
+not taken for a dead PC; three pings have gone unanswered by then."""
+
+RECONNECTED_S: Final = 0.5
+HANDSHAKEN_S: Final = 1.0
+"""A control link that broke by itself is down if the other end does not take a connection again within the first, or
+says nothing on it within the second: a vanished PC shows in 2 s, a frozen process in 3. A PC whose cores are all taken
+does both: at seven busy threads for each core, libzmq's own were late by up to 2 s."""
 
 BODY_PING_MS: Final = 1000
 BODY_DEAD_MS: Final = 20_000

@@ -126,11 +126,34 @@ async def test_a_frozen_peer_blocks_no_sender_and_is_down_within_seconds_until_i
     assert slowest < 0.5
     # All three: what waits in a data link's socket would only come out long after the way is open again.
     await side.linked(name, up=False)
-    assert time.monotonic() - frozen < limits.CONTROL_DEAD_MS / 1000 + 1
+    slowest_s = limits.CONTROL_DEAD_MS / 1000 + limits.RECONNECTED_S + limits.HANDSHAKEN_S
+    assert time.monotonic() - frozen < slowest_s + 1
     assert not any(side.transport.linked(name, channel) for channel in Channel)
     os.kill(child.pid, signal.SIGCONT)
     await side.linked(name)
     child.kill()
+    child.wait()
+    await side.transport.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is frozen by SIGSTOP")
+async def test_a_peer_that_was_starved_for_a_moment_is_not_told_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its control connection breaks and stands again; what is to be sent meanwhile is refused, not lost."""
+    monkeypatch.setattr(limits, "HANDSHAKEN_S", PATIENCE_S)
+    side, ports = Side("parent", ["child"]), free_ports()
+    side.bind()
+    child = start_child("child", side, ports)
+    name = Side.name("child")
+    side.transport.connect(name, public_key("child"), "127.0.0.1", ports)
+    await side.linked(name)
+    os.kill(child.pid, signal.SIGSTOP)
+    await eventually(lambda: not side.transport.send(Channel.CONTROL, name, [b"anybody there?"]))
+    os.kill(child.pid, signal.SIGCONT)
+    await eventually(lambda: side.transport.send(Channel.CONTROL, name, [b"back"]))
+    assert side.changes.empty()
+    assert side.transport.linked(name)
+    child.kill()
+    await side.linked(name, up=False)
     child.wait()
     await side.transport.close()
 

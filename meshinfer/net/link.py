@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -18,13 +18,28 @@ _EVENT: Final = struct.Struct("=Hi")  # zmq_socket_monitor(3): event, value
 # Plain numbers: or-ing pyzmq's enumerations costs a microsecond each time.
 _LAST: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
-_WATCHED: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+_WATCHED: Final = zmq.Event.CONNECTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
 
 class Link:
-    """Connects at once, and again whenever the connection breaks, until closed."""
+    """Connects at once, and again whenever the connection breaks, until closed.
 
-    __slots__ = ("_changed", "_channel", "_frame_bytes", "_monitor", "_socket", "_watch", "up")
+    A link that breaks is down at once, or in doubt first: either end may just have been starved, and then a new
+    connection stands within a moment.
+    """
+
+    __slots__ = (
+        "_changed",
+        "_channel",
+        "_doubt",
+        "_doubtful",
+        "_frame_bytes",
+        "_loop",
+        "_monitor",
+        "_socket",
+        "_watch",
+        "up",
+    )
 
     def __init__(
         self,
@@ -34,11 +49,16 @@ class Link:
         keys: tuple[bytes, bytes, bytes],
         target: str,
         changed: Callable[[bool], None],
+        doubtful: Callable[[], bool],
     ) -> None:
-        """`keys`: our secret, our public, the peer's public, raw; `changed` hears of up and down."""
+        """`keys`: our secret, our public, the peer's public, raw; `changed` hears of up and down; `doubtful` says
+        whether a break that is seen now may be this connection's alone, and soon over."""
         self.up = False
+        self._loop = loop
+        self._doubt: TimerHandle | None = None
         self._channel = channel
         self._changed = changed
+        self._doubtful = doubtful
         self._frame_bytes = BOUNDS[channel].frame_bytes
         secret, public, peer_public = keys
         self._socket = sending_socket(context, channel, secret, public, peer_public)
@@ -78,9 +98,31 @@ class Link:
 
     def _take_event(self) -> None:
         event, _ = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
-        self._set(event == zmq.Event.HANDSHAKE_SUCCEEDED)
+        if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self._set(True)
+        elif event == zmq.Event.CONNECTED:
+            if self._doubt is not None:
+                self._begin_doubt(limits.HANDSHAKEN_S)
+        elif self.up and self._doubtful():
+            if self._doubt is None:
+                self._begin_doubt(limits.RECONNECTED_S)
+        else:
+            self._set(False)
+
+    def _begin_doubt(self, patience_s: float) -> None:
+        if self._doubt is not None:
+            self._doubt.cancel()
+        self._doubt = self._loop.call_later(patience_s, self._set, False)
+
+    def end_doubt(self) -> None:
+        """Another link to the same peer has broken too: it is not just this one's bad luck."""
+        if self._doubt is not None:
+            self._set(False)
 
     def _set(self, up: bool) -> None:
+        if self._doubt is not None:
+            self._doubt.cancel()
+            self._doubt = None
         if up != self.up:
             self.up = up
             self._changed(up)

@@ -55,7 +55,7 @@ class Transport:
             message, so that a peer taken off the roster is not heard any more, whatever connections it has.
         receive: called in the loop with each message; the views own their memory, and are writable.
         on_link: called in the loop when the link to a connected peer comes up or goes down. A killed process
-            shows within a millisecond; a vanished PC after `CONTROL_DEAD_MS`.
+            shows within a millisecond; a vanished PC within 2 s.
 
     `counters` counts since the start: `received`, `received_bytes`, `sent`, `sent_bytes`, `unsent` (queue
     full or link down), `refused_keys` (strangers' handshakes), `dropped` (messages of peers no longer
@@ -205,8 +205,8 @@ class Transport:
         def changed(up: bool) -> None:
             if self._on_link is not None:
                 self._on_link(peer, channel, up)
-            if channel is Channel.CONTROL and not up and self._targets.get(peer) is target:
-                self._renew(peer, target)
+            if not up and self._targets.get(peer) is target:
+                self._broken(peer, channel, target)
 
         return Link(
             asyncio.get_running_loop(),
@@ -215,15 +215,23 @@ class Transport:
             (self._secret, self._public, target.curve_public),
             endpoint(target.host, target.ports.of(channel)),
             changed,
+            lambda: channel is Channel.CONTROL and self._carries_bodies(peer),
         )
 
-    def _renew(self, peer: PeerId, target: _Target) -> None:
-        """The control link has broken, and what carries bodies with it: where no reset came, TCP would go on waiting
-        longer and longer between its tries, for up to `BODY_DEAD_MS` after the way is open again."""
-        for channel in (Channel.DATA, Channel.BULK):
-            link = self._links[peer, channel]
+    def _carries_bodies(self, peer: PeerId) -> bool:
+        return all(self.linked(peer, channel) for channel in (Channel.DATA, Channel.BULK))
+
+    def _broken(self, peer: PeerId, channel: Channel, target: _Target) -> None:
+        """A killed process shows on all links at once: then the control link is in no doubt any more. Where no reset
+        came, TCP would go on waiting longer and longer between its tries, for up to `BODY_DEAD_MS` after the way is
+        open again: with the control link the others begin anew."""
+        if channel is not Channel.CONTROL:
+            self._links[peer, Channel.CONTROL].end_doubt()
+            return
+        for other in (Channel.DATA, Channel.BULK):
+            link = self._links[peer, other]
             if link.up:
-                self._links[peer, channel] = self._link(peer, channel, target)
+                self._links[peer, other] = self._link(peer, other, target)
                 link.close()
 
     def disconnect(self, peer: PeerId) -> None:
