@@ -45,8 +45,9 @@ class Hops:
                 transfer_us = row_bits * 1000 // link.kbit_s if link.kbit_s > 0 else 0
                 hop_us = link.round_trip_us // 2 + transfer_us + SOFTWARE_US
                 # Both ends measure the same link; the more careful of the two counts for both directions.
-                for pair in ((advert.peer, link.peer), (link.peer, advert.peer)):
-                    us[pair] = max(hop_us, us.get(pair, 0))
+                pair, back = (advert.peer, link.peer), (link.peer, advert.peer)
+                if us.get(pair, 0) < hop_us:
+                    us[pair] = us[back] = hop_us
         return cls(us, frozenset(broken))
 
     def between(self, one: PeerId, other: PeerId) -> int | None:

@@ -54,15 +54,16 @@ class Candidate:
     device: str
 
     @classmethod
-    def of(cls, advert: Advert, base_round: int = 0) -> Candidate:
+    def of(cls, advert: Advert, base_round: int = 0, decode_us: int = 0, prefill_us: int = 0) -> Candidate:
+        """The times are those of a peer that has not measured its own."""
         return cls(
             advert.peer,
             advert.incarnation,
             base_round,
             advert.capacity_bytes,
             advert.allocation_bytes,
-            advert.decode_us,
-            advert.prefill_us,
+            advert.decode_us or decode_us,
+            advert.prefill_us or prefill_us,
             advert.precision,
             advert.device,
         )

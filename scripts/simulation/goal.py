@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from meshinfer.mesh.placement import Candidate, Hops, Options, place
+from meshinfer.mesh.placement import Candidate, Costs, Hops, Options, place
 from meshinfer.mesh.plan import plan_id, shards_of
-from meshinfer.values import Advert, ModelId, PeerId, Plan, PlanId, Readiness
+from meshinfer.values import Advert, ModelFacts, ModelId, PeerId, Plan, PlanId, Readiness
 from simulation.pc import Pc
 from simulation.process import Process
 from simulation.world import World
@@ -150,13 +151,21 @@ def _possible(world: World, processes: Sequence[Process]) -> str | None:
     able = [process.own for process in processes if not process.deaf and not process.pc.disk_full]
     if model is None or not able:
         return None
-    found = place(
-        world.models[model],
-        [Candidate.of(advert) for advert in able],
-        world.costs,
-        Options(hops=_passable(world, processes)),
-    )
-    return "a plan is possible, and there is none" if isinstance(found, Plan) else None
+    hops = _passable(world, processes)
+    candidates = tuple(Candidate.of(advert) for advert in able)
+    possible = _can_be_placed(world.models[model], candidates, world.costs, hops.broken)
+    return "a plan is possible, and there is none" if possible else None
+
+
+@lru_cache(maxsize=256)
+def _can_be_placed(
+    facts: ModelFacts,
+    candidates: tuple[Candidate, ...],
+    costs: Costs,
+    broken: frozenset[tuple[PeerId, PeerId]],
+) -> bool:
+    """Remembered: nothing changes between most looks."""
+    return isinstance(place(facts, candidates, costs, Options(hops=Hops(broken=broken))), Plan)
 
 
 def _wanted(processes: Sequence[Process]) -> ModelId | None:
