@@ -573,6 +573,10 @@ NEED_AGAIN_S: Final = 2.0
 LOOK_AROUND_S: Final = 0.5
 """In a mesh of more than `ONE_CELL` peers, what happens outside an agent's own cell and plans is looked at so often."""
 
+LOOK_SOON_S: Final = 0.1
+"""There, what happens in its own cell is looked at so long after the first news: the rest of a flood, which takes as
+long, is looked at together."""
+
 ONE_CELL: Final = 32
 CELL_PEERS: Final = 12
 CELL_PLANS: Final = 3

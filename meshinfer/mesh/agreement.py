@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from meshinfer import limits
 from meshinfer.mesh import reasons
-from meshinfer.mesh.allocation import Allocation, Better, Scene, able, allocate, touching
+from meshinfer.mesh.allocation import Allocation, Better, Scene, allocate
 from meshinfer.mesh.asking import Asking
 from meshinfer.mesh.cells import Cell, cell_of
 from meshinfer.mesh.events import Effect, PlanUnusable, PlanUsable
@@ -55,15 +55,18 @@ class Agreement:
         self.allocation = Allocation()
         """What all of this agent's cell are to follow, as it was last computed."""
         self._stale = True
+        self._unseen = True
+        """Whether anything has changed since targets were last computed, or what they depend on was last noted."""
         self._waiting = True
         """Whether something is to be done about the targets when its time has come."""
         self._cell = Cell()
         self._room: tuple[ModelId | None, int] = (None, 0)
-        self._touching: set[PlanId] = set()
+        self._again = False
+        """Whether plans have been held here before."""
         self._concerned: frozenset[PeerId] = frozenset()
         self._measure_at: float | None = None
         self._look_around_at: float | None = None
-        self._due: list[float] = [now]
+        self._due: float | None = now
         self._asking = Asking(self.me, self.picture, self.models)
         self._said: Plan | str | None = None
         self._sync()
@@ -100,22 +103,33 @@ class Agreement:
 
     def next_deadline(self) -> float | None:
         """When `decide` is due though nothing happens."""
-        return min(self._due, default=None)
+        return self._due
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────
     def heard(self, peer: PeerId, advert: Advert | None, now: float) -> bool:
         """Another's newest advert, None when it is gone. True where there is something to decide."""
         before = self.picture.get(peer)
         changed = self.picture.put(peer, advert)
+        many = len(self.picture) > limits.ONE_CELL
         if not self._concerns(peer, before, advert):
-            if changed and self._look_around_at is None:
-                self._look_around_at = now + limits.LOOK_AROUND_S
-                self._later(self._look_around_at)
+            if changed:
+                self._look_around(now + limits.LOOK_AROUND_S)
             return False
-        self._stale = self._stale or changed
         if before is not None and advert is not None and before.links != advert.links:
             self._measured(now)
-        return changed
+        if changed:
+            self._outdate()
+            if many:
+                self._look_around(now + limits.LOOK_SOON_S)
+        return changed and not many
+
+    def _outdate(self) -> None:
+        self._stale = self._unseen = True
+
+    def _look_around(self, at: float) -> None:
+        if self._look_around_at is None or at < self._look_around_at:
+            self._look_around_at = at
+            self._later(at)
 
     def _concerns(self, peer: PeerId, before: Advert | None, advert: Advert | None) -> bool:
         """Whether a peer's advert has to do with this agent's cell, or with the plan that it asks under."""
@@ -144,7 +158,7 @@ class Agreement:
 
     def model_known(self, facts: ModelFacts) -> None:
         self.models[facts.model] = facts
-        self._stale = True
+        self._outdate()
 
     def load_done(self, shard: ShardKey) -> bool:
         return self.promises.load_done(shard)
@@ -163,7 +177,8 @@ class Agreement:
     def decide(self, now: float, effects: list[Effect]) -> None:
         """Bring all that depends on what has changed, or on time, up to date."""
         if self._measure_at is not None and self._measure_at <= now:
-            self._measure_at, self._stale = None, True
+            self._measure_at = None
+            self._outdate()
         if self._look_around_at is not None and self._look_around_at <= now:
             self._look_around_at = None
         if self._pass(now, effects):
@@ -171,7 +186,9 @@ class Agreement:
 
     def _pass(self, now: float, effects: list[Effect]) -> bool:
         """True where it has changed what this agent itself says, so that a second look is due."""
-        self._due = [time for time in (self._measure_at, self._look_around_at) if time is not None]
+        self._due = None
+        self._later(self._measure_at)
+        self._later(self._look_around_at)
         self.promises.drop_what_cannot_stay(self._base, now, effects)
         self._later(self.promises.next_try())
         self._doubt(now)
@@ -188,12 +205,13 @@ class Agreement:
         return changed
 
     def _later(self, time: float | None) -> None:
-        if time is not None:
-            self._due.append(time)
+        if time is not None and (self._due is None or time < self._due):
+            self._due = time
 
     def _sync(self) -> bool:
         changed = self.picture.put(self.me, self.own)
-        self._stale = self._stale or changed
+        if changed:
+            self._outdate()
         return changed
 
     def _ask_for_manifest(self, now: float, effects: list[Effect]) -> None:
@@ -208,14 +226,17 @@ class Agreement:
     def _follow_targets(self, now: float, effects: list[Effect]) -> None:
         if self.model is None or self.model not in self.models:
             self.allocation, self._waiting = Allocation(), True
+            self._outdate()
             return
         self._choose_cell(self.models[self.model])
         if not (self._stale or self._waiting) and self._lasting.ripe(now) == self._lasting.taken:
             self._later(self._lasting.next_ripe(now))
             return
         self._waiting = False
-        scene = self._scene(self.model)
-        self._observe(scene, now)
+        scene = self._scene(self.model, now)
+        if self._unseen:
+            self._unseen = False
+            self._observe(scene, now)
         if (settles_at := self._settles_at()) > now:
             self._wait(settles_at)
             return
@@ -241,22 +262,24 @@ class Agreement:
             }
             cell = cell_of(self.me, room, needed_bytes(facts, self._costs))
         if cell != self._cell:
-            self._cell, self._stale = cell, True
+            self._cell = cell
+            self._outdate()
 
-    def _scene(self, model: ModelId) -> Scene:
+    def _scene(self, model: ModelId, now: float) -> Scene:
         cell = self._cell
         peers = (
             tuple(peer for peer in self.picture.peers if peer in cell)
             if cell.bits
             else tuple(self.picture.peers)
         )
-        return Scene(self.picture, cell, peers, self._base.rules, model, self.models, self._costs)
+        ripe = self._lasting.ripe(now)
+        return Scene(self.picture, cell, peers, self._base.rules, model, self.models, self._costs, ripe)
 
     def _observe(self, scene: Scene, now: float) -> None:
         """Note what plans depend on, and which proposals are under way, so that it shows for how long both have been
         the same."""
         picture = self.picture
-        candidates = able(scene)
+        candidates = scene.able
         broken = picture.broken_among(candidates)
         content = (
             scene.model,
@@ -266,15 +289,15 @@ class Agreement:
             broken,
         )
         self._calm.note(content, now)
-        plans = self._touching = touching(picture, scene.peers)
+        plans = scene.touching
         self._concerned = frozenset(peer for one in plans for peer in picture.plan(one).named)
         waiting = [one for one in plans if picture.status(one) is not Status.HELD]
         self._quiet.note(frozenset(waiting), now)
+        self._again = any(picture.status(one) is not Status.OPEN for one in plans)
 
     def _settles_at(self) -> float:
         alone = len(self.picture) == 1
-        again = any(self.picture.status(one) is not Status.OPEN for one in self._touching)
-        settles_at = self._calm.settles_at(limits.SETTLE_AGAIN_S if again else limits.SETTLE_S)
+        settles_at = self._calm.settles_at(limits.SETTLE_AGAIN_S if self._again else limits.SETTLE_S)
         return max(settles_at, self._started_at + limits.ALONE_SETTLE_S if alone else 0.0)
 
     def _allocate(self, scene: Scene, now: float) -> None:
@@ -283,7 +306,7 @@ class Agreement:
             self._later(self._lasting.next_ripe(now))
             return
         self._stale = False
-        found = allocate(replace(scene, ripe=self._lasting.ripe(now)))
+        found = allocate(scene)
         self._lasting.note({one: _LASTS[why] for one, why in found.better}, now)
         self.allocation = found
         self._later(self._lasting.next_ripe(now))

@@ -9,13 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 
 from meshinfer.mesh.cells import Cell
 from meshinfer.mesh.picture import Picture, Status
 from meshinfer.mesh.placement import SLACK_PERCENT, Candidate, Costs, Shortfall, memory_bytes
 from meshinfer.mesh.placements import Ground, Request, placed
 from meshinfer.mesh.plan import plan_id, same_but_round, shards_of
-from meshinfer.values import ModelFacts, ModelId, Objective, PeerId, Plan, PlanId, Readiness, ShardKey
+from meshinfer.values import (
+    Advert,
+    ModelFacts,
+    ModelId,
+    Objective,
+    PeerId,
+    Plan,
+    PlanId,
+    Readiness,
+    ShardKey,
+)
 
 
 class Better(StrEnum):
@@ -25,7 +36,7 @@ class Better(StrEnum):
     STANDBY = "standby"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scene:
     """What an allocation is computed from. `peers` are those of the cell who are here, `rules` how this agent computes;
     `ripe` are held plans for which something better has been possible for long enough."""
@@ -38,6 +49,22 @@ class Scene:
     models: Mapping[ModelId, ModelFacts]
     costs: Costs
     ripe: frozenset[PlanId] = frozenset()
+
+    @cached_property
+    def able(self) -> dict[PeerId, Candidate]:
+        """Peers that could own layers of the model, and that no doubt leaves out; see `_able`."""
+        return _able(self, in_doubt=False)
+
+    @cached_property
+    def in_doubt(self) -> dict[PeerId, Candidate]:
+        """Those that could, were it not for doubts."""
+        return _able(self, in_doubt=True) if self.picture.left_out() else {}
+
+    @cached_property
+    def touching(self) -> frozenset[PlanId]:
+        """Plans that name one of the cell's peers, and that somebody stands by."""
+        picture = self.picture
+        return frozenset(filter(picture.is_promised, set().union(*map(picture.naming, self.peers))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,44 +83,37 @@ def allocate(scene: Scene) -> Allocation:
     return _Allocator(scene).run()
 
 
-def able(scene: Scene, in_doubt: bool = False) -> dict[PeerId, Candidate]:
-    """Peers that could own layers of the model: they plan by the same rules, have its manifest and some memory, and did
-    not just fail to load it. Those that no doubt leaves out, or, with `in_doubt`, the others.
+def _able(scene: Scene, in_doubt: bool) -> dict[PeerId, Candidate]:
+    """Peers that plan by the same rules, have the model's manifest and some memory, and did not just fail to load it:
+    those that no doubt leaves out, or, with `in_doubt`, the others.
 
     One that has not run a layer yet counts as the middle one of the cell, whoever of the others is taken already: else
     plans would change while their neighbours are being accepted.
     """
-    picture, found = scene.picture, dict[PeerId, Candidate]()
+    picture, model = scene.picture, scene.model
     out = picture.left_out()
+    if in_doubt and not out:
+        return {}
+    adverts: list[Advert] = []
     for peer in scene.peers:
         advert = picture.get(peer)
         if (
-            advert is None
-            or advert.rules != scene.rules
-            or advert.capacity_bytes <= 0
-            or (peer in out) != in_doubt
+            advert is not None
+            and advert.rules == scene.rules
+            and advert.capacity_bytes > 0
+            and (peer in out) == in_doubt
+            and picture.has_manifest(peer, model)
+            and not picture.failed(peer, model)
         ):
-            continue
-        if picture.has_manifest(peer, scene.model) and not picture.failed(peer, scene.model):
-            found[peer] = Candidate.of(advert)
-    decode_us = _middle(one.decode_us for one in found.values())
-    prefill_us = _middle(one.prefill_us for one in found.values())
-    for peer, one in found.items():
-        if (decode_us and not one.decode_us) or (prefill_us and not one.prefill_us):
-            found[peer] = replace(
-                one, decode_us=one.decode_us or decode_us, prefill_us=one.prefill_us or prefill_us
-            )
-    return found
+            adverts.append(advert)
+    decode_us = _middle([advert.decode_us for advert in adverts])
+    prefill_us = _middle([advert.prefill_us for advert in adverts])
+    return {advert.peer: Candidate.of(advert, 0, decode_us, prefill_us) for advert in adverts}
 
 
 def _middle(speeds: Iterable[int]) -> int:
     known = sorted(filter(None, speeds))
     return known[(len(known) - 1) // 2] if known else 0
-
-
-def touching(picture: Picture, peers: Iterable[PeerId]) -> set[PlanId]:
-    """Plans that name one of these peers, and that somebody stands by."""
-    return {one for peer in peers for one in picture.naming(peer) if picture.is_promised(one)}
 
 
 class _Allocator:
@@ -103,7 +123,7 @@ class _Allocator:
         self._facts = scene.models[scene.model]
         self._fewest = picture.min_owners()
         self._objective = picture.objective()
-        self._able = able(scene)
+        self._able = dict(scene.able)
         self._free = set(self._able)
         self._ground = Ground(picture, self._able, self._facts.hidden)
         self._targets: list[Plan] = []
@@ -113,7 +133,7 @@ class _Allocator:
         self._shortfall: Shortfall | None = None
         self._strong = False
         """Whether a plan works that is not weak: weak ones are of no more use then."""
-        self._plans = {one: picture.plan(one) for one in sorted(touching(scene.picture, scene.peers))}
+        self._plans = {one: picture.plan(one) for one in sorted(scene.touching)}
         self._elsewhere = {one for one, plan in self._plans.items() if plan.owners[0] not in scene.cell}
 
     def run(self) -> Allocation:
@@ -257,7 +277,7 @@ class _Allocator:
 
     def _go_on_alone(self) -> None:
         """Whom doubts leave out may still serve by itself what it has room for."""
-        for peer, one in able(self._scene, in_doubt=True).items():
+        for peer, one in self._scene.in_doubt.items():
             if not any(peer in plan.named for plan in self._targets):
                 self._able[peer] = one
                 plan = self._place((peer,))

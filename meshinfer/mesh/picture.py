@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from enum import Enum
+from typing import Final
 
 from meshinfer.mesh.plan import flaw, plan_id
 from meshinfer.values import Advert, ModelId, Objective, PeerId, Plan, PlanId, Readiness, Standing
+
+_NONE: Final[frozenset[PlanId]] = frozenset()
 
 
 class Status(Enum):
@@ -73,7 +76,7 @@ class Picture:
             self._note_doubts(advert)
         if before is None or advert is None or before.standings != advert.standings:
             self._stand(peer, () if advert is None else advert.standings)
-        for plan in self._naming.get(peer, ()):
+        for plan in self._naming.get(peer, _NONE):
             self._status.pop(plan, None)
         return True
 
@@ -164,8 +167,12 @@ class Picture:
 
     def failed(self, peer: PeerId, model: ModelId) -> bool:
         """Whether a peer could not load the model and still sits out."""
-        standings = self._standings.get(peer, {}).values()
-        return any(one.readiness is Readiness.FAILED and one.plan.model == model for one in standings)
+        standings = self._standings.get(peer)
+        if not standings:
+            return False
+        return any(
+            one.readiness is Readiness.FAILED and one.plan.model == model for one in standings.values()
+        )
 
     def failures(self, model: ModelId) -> tuple[tuple[PeerId, str], ...]:
         """Peers that could not load the model, and why."""
@@ -214,9 +221,9 @@ class Picture:
     def known(self, identity: PlanId) -> bool:
         return identity in self._plans
 
-    def naming(self, peer: PeerId) -> frozenset[PlanId]:
+    def naming(self, peer: PeerId) -> Set[PlanId]:
         """Plans that name a peer, whether it accepted them or not."""
-        return frozenset(self._naming.get(peer, ()))
+        return self._naming.get(peer, _NONE)
 
     def standing(self, identity: PlanId, peer: PeerId) -> Standing | None:
         """How a peer stands by a plan; None for one that is gone, was restarted, or does not."""
