@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -89,6 +90,10 @@ def test_five_that_start_at_the_same_second_agree(five: Five, unsplit: UnsplitMo
         ask_and_check(five.agents[name], unsplit)
 
 
+def linked(agent: Resident, others: set[str]) -> bool:
+    return agent.host.linked_to() == others
+
+
 def test_an_address_that_every_pc_has_leads_nobody_astray(five: Five) -> None:
     """Docker gives its bridge the same one everywhere: who connects to it is connected to itself."""
     (ann,) = five.of("ann")
@@ -96,7 +101,7 @@ def test_an_address_that_every_pc_has_leads_nobody_astray(five: Five) -> None:
     assert all(DOCKER_ADDRESS in row["addresses"] for row in rows), "the danger was there"
     for agent in five.all:
         others = {host.address for name, host in five.network.hosts.items() if name != agent.name}
-        assert agent.host.linked_to() == others
+        wait_until(f"{agent.name} is linked to the others alone", partial(linked, agent, others), [agent], 10)
 
 
 def test_one_that_is_killed_is_replaced(five: Five, unsplit: UnsplitModel) -> None:
