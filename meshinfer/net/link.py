@@ -112,7 +112,15 @@ class Link:
     def _begin_doubt(self, patience_s: float) -> None:
         if self._doubt is not None:
             self._doubt.cancel()
-        self._doubt = self._loop.call_later(patience_s, self._set, False)
+        due = self._loop.time() + patience_s
+        self._doubt = self._loop.call_at(due, self._patience_over, due)
+
+    def _patience_over(self, due: float) -> None:
+        if self._loop.time() - due > limits.RECONNECTED_S:
+            # It was this agent that stood still: what has happened meanwhile has not been looked at yet.
+            self._begin_doubt(limits.RECONNECTED_S)
+        else:
+            self._set(False)
 
     def end_doubt(self) -> None:
         """Another link to the same peer has broken too: it is not just this one's bad luck."""
