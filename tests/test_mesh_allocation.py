@@ -231,7 +231,7 @@ def test_a_faster_plan_takes_over_when_that_has_been_possible_for_long_enough() 
 
 
 def test_a_plan_with_fewer_owners_than_asked_for_gives_way_to_one_that_has_more() -> None:
-    alone = able(1, 80, min_owners=2)
+    alone = able(1, 120, min_owners=2)
     plan = only(allocation([alone]))
     assert len(plan.owners) == 1
     found = allocation([*all_standing_by([alone], plan), able(2, 80)])
@@ -240,11 +240,25 @@ def test_a_plan_with_fewer_owners_than_asked_for_gives_way_to_one_that_has_more(
 
 
 def test_two_that_planned_alone_come_together_where_a_split_is_asked_for() -> None:
-    first, second = able(1, 80, min_owners=2), able(2, 80)
+    first, second = able(1, 120, min_owners=2), able(2, 120)
     plans = [only(allocation([first])), only(allocation([replace(second, min_owners=2)]))]
     said = [*all_standing_by([first], plans[0]), *all_standing_by([second], plans[1])]
     found = allocation(said)
     assert any(len(one.owners) == 2 for one in found.targets)
+
+
+def test_a_weak_plan_that_works_stays_where_there_is_no_room_beside_it() -> None:
+    alone = able(1, 80, min_owners=2)
+    plan = only(allocation([alone]))
+    loading = standing_by(alone, plan, Readiness.LOADING)
+    (found,) = [one for one in allocation([loading, able(2, 80)]).targets if one != plan]
+    assert len(found.owners) == 2, "it serves nobody yet, and may go"
+    working, other = standing_by(alone, plan), able(2, 80)
+    assert plan in allocation([working, other]).targets
+    begun = standing_by(other, found, Readiness.ACCEPTED)
+    after = allocation([working, begun]).targets
+    assert plan in after
+    assert found not in after, "nobody goes on with what the other cannot join"
 
 
 def test_a_model_that_nobody_wants_gives_way_to_one_that_somebody_wants() -> None:

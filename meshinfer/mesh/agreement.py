@@ -349,11 +349,11 @@ class Agreement:
                 self._drop(identity, effects)
 
     def _make_room(self, plan: Plan, effects: list[Effect]) -> None:
-        """A weak plan goes before its successor is loaded, where there is no memory for both."""
+        """A weak plan that serves nobody goes before its successor is loaded, where there is no memory for both."""
         for identity, old in tuple(self.promises.promised.items()):
             if self.promises.fits([*self.promises.promised.values(), plan], self._base):
                 return
-            if self.picture.is_weak(old):
+            if self.picture.is_weak(old) and self.picture.may_be_replaced_in_place(identity):
                 self._drop(identity, effects)
 
     def _drop(self, identity: PlanId, effects: list[Effect]) -> None:

@@ -205,11 +205,22 @@ class _Allocator:
         if not given.issuperset(plan.named) or len(weak) < len(self._overlapping(plan)):
             return False
         if weak:
-            return all(self._outdoes(plan, kept) for kept in weak)
+            return all(self._outdoes(plan, kept) for kept in weak) and self._spares(plan, weak)
         best = self._place(plan.named)
         if isinstance(best, Shortfall):
             return False
         return not self._clearly_better(best, plan)
+
+    def _spares(self, plan: Plan, weak: Iterable[Plan]) -> bool:
+        """Whether there is memory for a plan beside those of the weak ones that must stay until it works."""
+        stay = {
+            one: kept for kept in weak if not self._picture.may_be_replaced_in_place(one := plan_id(kept))
+        }
+        for peer in plan.named if stay else ():
+            mine, now = frozenset(shards_of(plan, peer)), self._able[peer]
+            if self._taken(mine | _shards(stay, peer), now) > now.capacity_bytes:
+                return False
+        return True
 
     def _overlapping(self, plan: Plan) -> list[Plan]:
         return [kept for kept in self._kept.values() if not set(plan.named).isdisjoint(kept.named)]
@@ -228,7 +239,7 @@ class _Allocator:
     # ── what is made ────────────────────────────────────────────────────────────────────────────────────
     def _replace_weak(self) -> None:
         """Weak plans' peers together may do what each could not: beside the old plans, or, where memory is short,
-        in their place."""
+        in the place of those that serve nobody."""
         weak = {
             identity: plan
             for identity, plan in self._kept.items()
@@ -238,7 +249,8 @@ class _Allocator:
         if not weak or any(reached.intersection(plan.named) for plan in weak.values()):
             return
         peers = self._free.union(*(plan.named for plan in weak.values())) & self._able.keys()
-        for beside in (weak, {}):
+        stay = {one: old for one, old in weak.items() if not self._picture.may_be_replaced_in_place(one)}
+        for beside in (weak, stay) if len(stay) < len(weak) else (weak,):
             plan = self._place(peers, beside=beside, replaces=min(weak))
             if isinstance(plan, Plan) and all(self._outdoes(plan, old) for old in weak.values()):
                 self._target(plan)

@@ -286,6 +286,11 @@ class Picture:
         """Whether a plan is only for want of a better one, however well it works."""
         return len(plan.owners) < self.min_owners() or self.unwanted(plan.model)
 
+    def may_be_replaced_in_place(self, identity: PlanId) -> bool:
+        """Whether a weak plan may go before its successor works: only where nobody is served by it, or nobody wants
+        what it serves."""
+        return not self.ready(identity) or self.unwanted(self._plans[identity].model)
+
     def superseded(self, identity: PlanId) -> bool:
         """Whether one of its owners stands by a later plan too, which is held: this one is on its way out."""
         plan = self._plans[identity]
