@@ -117,6 +117,9 @@ class Agreement:
             return False
         if before is not None and advert is not None and before.links != advert.links:
             self._measured(now)
+        if before is None and advert is not None and any(holding.complete for holding in advert.holdings):
+            # Here is somebody to fetch from: a load that failed for want of that deserves another try.
+            self.promises.try_again(now)
         if changed:
             self._outdate()
             if many:

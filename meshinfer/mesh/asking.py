@@ -35,8 +35,12 @@ class Asking:
 
     def _next(self, model: ModelId | None) -> PlanId | None:
         using = self.using
-        if using is not None and self.may_use(using) and self._rank(using, model) == (False, False):
-            return self._successor(using) or using
+        if using is not None and self.may_use(using):
+            successor, rank = self._successor(using), self._rank(using, model)
+            if successor is not None and self._rank(successor, model) <= rank:
+                return successor
+            if rank == (False, False):
+                return using
         usable = [one for one in self._picture.plans() if self.may_use(one)]
         best = min((self._rank(one, model) for one in usable), default=None)
         usable = [one for one in usable if self._rank(one, model) == best]
