@@ -58,14 +58,14 @@ def test_news_goes_to_all_but_whom_it_came_from_and_its_author() -> None:
 def test_who_sends_the_same_meanwhile_need_not_be_told() -> None:
     view, gossip = gossip_of([A, B, C])
     learn(view, gossip, A, 2, B, 1.0)
-    gossip.seen(advert(A, version=2), C)
+    assert gossip.unknown([advert(A, version=2)], C) == []
     assert gossip.flush([A, B, C]) == []
 
 
 def test_who_sends_older_news_is_told_the_newer() -> None:
     view, gossip = gossip_of([A, B, C])
     learn(view, gossip, A, 3, B, 1.0)
-    gossip.seen(advert(A, version=2), C)
+    assert gossip.unknown([advert(A, version=2)], C) == []
     assert sent(gossip.flush([A, B, C])) == {C: {A}}
 
 

@@ -245,3 +245,12 @@ def test_a_large_view_under_churn_stays_true() -> None:
         view.take(advert(peer, version=versions[peer], links=claims[peer]), 600.0)
     view.hear(claims[peers[0]], 600.0)
     assert ids(view) == reached(peers[0], claims)
+
+
+def test_those_who_ceased_to_be_present_are_told_once_with_their_last_advert() -> None:
+    view = view_of({A: [B], B: [A, C], C: [B]})
+    assert view.take_gone() == {}
+    last = view.get(C)
+    view.take(advert(B, links=[A], version=2), 1.0)
+    assert view.take_gone() == {C: last}
+    assert view.take_gone() == {}

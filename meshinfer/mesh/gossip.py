@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Final, Protocol
 
 from meshinfer import limits
@@ -13,6 +15,8 @@ from meshinfer.wire.messages import Summary
 _LOWEST: Final = PeerId("0" * 32)
 _HIGHEST: Final = PeerId("f" * 32)
 """A summary speaks of the ids from its first mark to its last. One with numbers 0 says that nothing is known there."""
+
+_PEER: Final = attrgetter("peer")
 
 
 class Chance(Protocol):
@@ -49,11 +53,17 @@ class Gossip:
         if self.flush_at is None:
             self.flush_at = now + limits.GOSSIP_S * self._random.random()
 
-    def seen(self, advert: Advert, source: PeerId) -> None:
-        """A peer has sent what was known already: it needs not be told."""
-        told = self._news.get(advert.peer)
-        if told is not None and not newer(self._view.known[advert.peer], advert):
-            told.add(source)
+    def unknown(self, adverts: Iterable[Advert], source: PeerId) -> list[Advert]:
+        """Those that are news here. Most are not: who has sent what was known already needs not be told of it."""
+        known, news, fresh = self._view.known, self._news, list[Advert]()
+        for advert in adverts:
+            author = advert.peer
+            here = known.get(author)
+            if here is None or (here is not advert and newer(advert, here)):
+                fresh.append(advert)
+            elif author in news and (here is advert or not newer(here, advert)):
+                news[author].add(source)
+        return fresh
 
     def flush(self, targets: list[PeerId]) -> list[Effect]:
         """All that waits, to each of these peers what it is not known to have."""
@@ -98,7 +108,7 @@ class Gossip:
         lacking = [
             author
             for author, one in marks.items()
-            if low <= author <= high and one != theirs.get(author) and self._lacks(theirs.get(author), one)
+            if (their := theirs.get(author)) is not one and low <= author <= high and self._lacks(their, one)
         ]
         effects = _parcels((peer,), [known[author] for author in sorted(lacking)])
         if summary.reply:
@@ -114,9 +124,10 @@ class Gossip:
 
     def _summary(self, low: PeerId, high: PeerId, reply: bool) -> Summary:
         known = self._view.marks
-        marks = [one for author, one in known.items() if low <= author <= high]
+        everyone = low == _LOWEST and high == _HIGHEST
+        marks = [one for author, one in known.items() if everyone or low <= author <= high]
         ends = [Mark(end, 0, 0) for end in sorted({low, high}) if end not in known]
-        ordered = sorted([*marks, *ends], key=lambda one: one.peer)
+        ordered = sorted([*marks, *ends], key=_PEER)
         return Summary(tuple(ordered[: limits.SUMMARY_MARKS]), reply)
 
     def _part(self, peer: PeerId) -> Summary:

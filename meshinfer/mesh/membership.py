@@ -112,7 +112,7 @@ class Membership:
                 return self._heartbeat(peer, heartbeat, now)
             case AdvertsHeard(peer, adverts):
                 self._circle.spoken_to(peer, now)
-                for advert in adverts:
+                for advert in self._gossip.unknown(adverts, peer):
                     self._advert(advert, peer, now)
             case SummaryHeard(peer, summary):
                 self._circle.spoken_to(peer, now)
@@ -187,7 +187,6 @@ class Membership:
             self._former_self(advert, now)
             return
         if not self.view.take(advert, now):
-            self._gossip.seen(advert, source)
             return
         self._gossip.spread(advert, source, now)
         self._place_moved()

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Protocol
 
 from meshinfer import limits
 from meshinfer.values import Advert, Mark, PeerId
 
 _NOBODY: frozenset[PeerId] = frozenset()
+_NOTHING: Mapping[PeerId, Advert] = MappingProxyType({})
 
 
 class Heard(Protocol):
     """What the view asks of a watched peer's hearing."""
 
     heard_at: float
-
-
-def mark(advert: Advert) -> Mark:
-    return Mark(advert.peer, advert.incarnation, advert.version)
 
 
 def newer(advert: Advert | Mark, than: Advert | Mark) -> bool:
@@ -50,12 +49,14 @@ class View:
         self._order: list[PeerId] = [self.me]
         # In order of the time at which they were last here, or first heard of.
         self._absent: dict[PeerId, float] = {}
-        self._marks: dict[PeerId, Mark] = {self.me: mark(own)}
-        self._hashes: dict[PeerId, int] = {self.me: _hash(own)}
+        number, first = _numbered(self.me, own.incarnation, own.version)
+        self._marks: dict[PeerId, Mark] = {self.me: first}
+        self._hashes: dict[PeerId, int] = {self.me: number}
         self._sum = self._hashes[self.me]
         self._present: tuple[Advert, ...] | None = None
         self._changed: set[PeerId] = set()
         self._moved: set[PeerId] = set()
+        self._gone: dict[PeerId, Advert] = {}
 
     # ── what it says ────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -125,6 +126,13 @@ class View:
         moved, self._moved = sorted(self._moved), set()
         return moved
 
+    def take_gone(self) -> Mapping[PeerId, Advert]:
+        """Those who were present and have ceased to be since this was last asked, each with its last advert then."""
+        if not self._gone:
+            return _NOTHING
+        gone, self._gone = self._gone, {}
+        return gone
+
     def holds_without(self, peer: PeerId) -> bool:
         """Whether `peer` would be present without the edge between it and this agent."""
         if peer not in self._edges.get(self.me, _NOBODY):
@@ -139,7 +147,7 @@ class View:
         """Take another's verified advert. True where it is newer than what was known of that peer."""
         peer = advert.peer
         known = self._known.get(peer)
-        if peer == self.me or (known is not None and not newer(advert, known)):
+        if known is advert or peer == self.me or (known is not None and not newer(advert, known)):
             return False
         if known is None:
             if len(self._known) >= limits.ROSTER_MEMBERS and not self._forget_one():
@@ -148,8 +156,11 @@ class View:
             self._moved.add(peer)
         elif known.leaving != advert.leaving:
             self._moved.add(peer)
-        self._write(advert)
+        if known is None:
+            self._write(advert)
         self._claim(peer, _NOBODY if advert.leaving else frozenset([link.peer for link in advert.links]), now)
+        if known is not None:
+            self._write(advert)
         return True
 
     def publish(self, own: Advert) -> None:
@@ -172,8 +183,7 @@ class View:
     # ── adverts ─────────────────────────────────────────────────────────────────────────────────────────────
     def _write(self, advert: Advert) -> None:
         peer = advert.peer
-        number = _hash(advert)
-        self._marks[peer] = mark(advert)
+        number, self._marks[peer] = _numbered(peer, advert.incarnation, advert.version)
         self._known[peer] = advert
         if peer in self._here:
             self._sum ^= self._hashes[peer] ^ number
@@ -186,7 +196,15 @@ class View:
         if peer is None:
             return False
         self._claim(peer, _NOBODY, self._absent[peer])
-        for kept in (self._absent, self._known, self._marks, self._hashes, self._claims, self._edges):
+        for kept in (
+            self._absent,
+            self._known,
+            self._marks,
+            self._hashes,
+            self._claims,
+            self._edges,
+            self._gone,
+        ):
             kept.pop(peer, None)
         self._moved.add(peer)
         self._changed.add(peer)
@@ -242,6 +260,7 @@ class View:
         self._here -= gone
         for peer in sorted(gone):
             self._absent[peer] = now
+            self._gone[peer] = self._known[peer]
             del self._order[bisect_left(self._order, peer)]
         self._shift(gone)
 
@@ -269,6 +288,9 @@ class View:
         return seen
 
 
-def _hash(advert: Advert) -> int:
-    text = f"{advert.peer}:{advert.incarnation}:{advert.version}"
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+@lru_cache(maxsize=8192)
+def _numbered(peer: PeerId, incarnation: int, version: int) -> tuple[int, Mark]:
+    """An advert's share in the digest, and its mark. Agents simulated in one process share them."""
+    text = f"{peer}:{incarnation}:{version}"
+    number = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+    return number, Mark(peer, incarnation, version)

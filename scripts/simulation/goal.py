@@ -80,9 +80,14 @@ def _plans_of(processes: Sequence[Process]) -> _Plans:
 def _views_differ(processes: Sequence[Process]) -> str | None:
     here = frozenset(process.me for process in processes)
     own = {process.me: process.own for process in processes}
+    looked_at: set[bytes] = set()
     for process in processes:
-        if process.present != here:
-            missing, extra = len(here - process.present), len(process.present - here)
+        if (digest := process.machine.view.digest) in looked_at:
+            continue  # it knows the same as another
+        looked_at.add(digest)
+        present = {advert.peer for advert in process.machine.view.present}
+        if present != here:
+            missing, extra = len(here - present), len(present - here)
             return (
                 f"{process.pc.name} misses {missing} of {len(here)} peers and has {extra} that are not here"
             )

@@ -11,6 +11,7 @@ from meshinfer.limits import HEARTBEAT_S
 from meshinfer.mesh.events import Effect, Event
 from meshinfer.mesh.membership import Membership
 from meshinfer.mesh.plan import plan_id
+from meshinfer.mesh.view import View
 from meshinfer.values import (
     Advert,
     Assignment,
@@ -23,11 +24,6 @@ from meshinfer.values import (
     Span,
     Standing,
 )
-
-
-class View(Protocol):
-    @property
-    def present(self) -> tuple[Advert, ...]: ...
 
 
 class Machine(Protocol):

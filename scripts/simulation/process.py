@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import filterfalse
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -74,11 +75,9 @@ class Process:
         "me",
         "pc",
         "plan_changes",
-        "present",
         "reason",
         "seen",
         "seen_standings",
-        "seen_view",
         "serving",
         "shards",
         "started_at",
@@ -104,7 +103,6 @@ class Process:
         self.links: dict[PeerId, Link] = {}
         self.watched: frozenset[PeerId] = frozenset()
         self.seen: set[PeerId] = set()
-        self.present: frozenset[PeerId] = frozenset()
         self.shards: dict[ShardKey, bool] = {}
         self.touched = False
         """Whether shards or what is served have changed since that was last checked."""
@@ -132,7 +130,6 @@ class Process:
             PlanUnusable: self._plan_unusable,
         }
         self.seen_standings: tuple[Standing, ...] | None = None
-        self.seen_view: tuple[Advert, ...] = ()
         self.machine = self._machine()
 
     def _machine(self) -> Machine:
@@ -239,7 +236,7 @@ class Process:
         if self.alive and pc.peer != self.me:
             self.seen.add(pc.peer)
             if len(self.links) - len(self.watched) < SEEN_DIALLED:
-                self._dial(frozenset((pc.peer,)) - self.present)
+                self._dial(frozenset() if self.machine.view.is_present(pc.peer) else frozenset((pc.peer,)))
 
     def meet(self, pc: Pc) -> None:
         """An agent has linked to this one: so this one knows where that is."""
@@ -248,8 +245,7 @@ class Process:
     def _look(self) -> None:
         if not self.alive:
             return
-        absent = self.seen - self.present
-        some = sorted(absent)
+        some = sorted(filterfalse(self.machine.view.is_present, self.seen))
         if len(some) > SEEN_DIALLED:
             some = self._random.sample(some, SEEN_DIALLED)
         self._dial(frozenset(some))

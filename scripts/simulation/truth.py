@@ -212,16 +212,8 @@ class Truth:
 
     # ── views ───────────────────────────────────────────────────────────────────────────────────────────────
     def _note_view(self, process: Process) -> None:
-        view = process.machine.view.present
-        if process.seen_view is view:
-            return
-        seen, process.seen_view = process.seen_view, view
-        before = process.present
-        process.present = present = frozenset([advert.peer for advert in view])
-        if not before <= present:
-            for advert in seen:
-                if advert.peer not in present:
-                    self._removed(process, advert)
+        for advert in process.machine.view.take_gone().values():
+            self._removed(process, advert)
 
     def _removed(self, process: Process, advert: Advert) -> None:
         world, pc = self._world, self._world.by_peer[advert.peer]

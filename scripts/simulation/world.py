@@ -66,7 +66,7 @@ class World:
         if pc.process is not None:
             return
         process = pc.process = Process(self, pc)
-        self.changed()
+        self.paths.changed()  # no link breaks by that
         process.start()
         if pc.contact is None:
             for begin, end in SEEN_AFTER_S[: None if len(self.pcs) <= SMALL_OFFICE else 3]:
