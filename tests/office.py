@@ -23,7 +23,7 @@ SHARE: Final = ("--precision", "exact", "--split", "always", "--memory", "1 GiB"
 LEND: Final = (*SHARE, "--lend-only")
 
 SHORT: Final = ("What is the capital of France?", 16)
-LONG: Final = ("Write a short story about a lighthouse keeper.", 64)
+LONG: Final = ("Write a short story about a lighthouse keeper.", 40)
 BEGUN: Final = 6
 """Pieces of a long answer that have been read when something happens to the mesh."""
 
