@@ -367,3 +367,30 @@ def test_what_is_loaded_for_a_plan_is_all_that_is_loaded() -> None:
     for seat in room.living:
         promised = {shard for one in seat.mesh.standings for shard in shards_of(one.plan, seat.peer)}
         assert set(seat.shards) == promised
+
+
+def test_a_plan_of_too_few_is_followed_at_once_to_one_of_more_that_are_still_too_few() -> None:
+    room = settled(holder(1, 200, min_owners=9), advert(2, 200))
+    before = used(room)
+    room.start(advert(3, 200))
+    room.run(8.0)
+    assert len(used(room).owners) == 3
+    assert used(room).replaces == plan_id(before), "and not only when its owners let go of the earlier one"
+    assert [seat.interruptions for seat in room.living] == [0, 0, 0]
+
+
+def test_a_failed_load_is_tried_again_when_somebody_comes_who_has_the_model() -> None:
+    room = Room()
+    first, second = room.start(holder(1, 30), advert(2, 60))
+    second.fails = True
+    room.run_until(lambda: any(one.readiness is Readiness.FAILED for one in second.mesh.standings), 10.0)
+    room.kill(1)
+    second.fails = False
+    room.run(1.0)
+    begun = room.now
+    room.start(holder(3, 30))
+    room.run_until(
+        lambda: second.usable is not None and second.peer in second.usable.owners, limits.BACKOFF_S / 2
+    )
+    assert room.now - begun < limits.BACKOFF_S / 2
+    assert not first.alive
