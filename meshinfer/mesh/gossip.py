@@ -85,7 +85,7 @@ class Gossip:
     def compare(self, peer: PeerId, digest: bytes) -> list[Effect]:
         """A neighbour's heartbeat says what it knows: where that differs for long, it is asked."""
         if digest == self._view.digest:
-            self._differences.pop(peer, None)
+            self.agrees(peer)
             return []
         difference = self._differences.setdefault(peer, _Difference())
         difference.beats += 1
@@ -94,6 +94,9 @@ class Gossip:
         difference.beats = 0
         difference.wait = min(2 * difference.wait, limits.SUMMARY_MOST_BEATS)
         return [SendSummary(peer, self._part(peer))]
+
+    def agrees(self, peer: PeerId) -> None:
+        self._differences.pop(peer, None)
 
     def whole(self, reply: bool) -> Summary:
         """All that this agent knows, for a peer that has just been met."""

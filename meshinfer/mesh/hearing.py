@@ -30,10 +30,8 @@ class Beats:
 
     def since(self, count: int, now: float) -> float | None:
         """Seconds since a heartbeat went out; None where that is too long ago to be of use, or never was."""
-        for sent, at in self._sent:
-            if sent == count:
-                return now - at
-        return None
+        back = self.count - count
+        return now - self._sent[-1 - back][1] if 0 <= back < len(self._sent) else None
 
 
 class Hearing:

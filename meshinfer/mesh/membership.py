@@ -105,6 +105,21 @@ class Membership:
             self._relist(now, effects)
         return effects
 
+    def takes_in_passing(self, peer: PeerId, beat: Heartbeat, now: float) -> bool:
+        """Take a heartbeat that tells nothing but that its sender goes on as before, as nearly all of them do. False
+        where it may tell more, or something is due: then it must be handled."""
+        hearing, advert = self._hearings.get(peer), self.view.get(peer)
+        if hearing is None or advert is None or not (hearing.heard and hearing.up) or advert.leaving:
+            return False
+        if beat.incarnation != advert.incarnation or beat.digest != self.view.digest:
+            return False
+        if self._links_change or now >= self.next_deadline():
+            return False
+        self._now = now
+        hearing.takes(beat, self._beats, now)
+        self._gossip.agrees(peer)
+        return True
+
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
     def _react(self, event: Event, now: float) -> list[Effect]:
         match event:

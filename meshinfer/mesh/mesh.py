@@ -9,6 +9,7 @@ from meshinfer.mesh.agreement import Agreement
 from meshinfer.mesh.events import (
     Effect,
     Event,
+    HeartbeatHeard,
     Leave,
     LoadDone,
     LoadFailed,
@@ -45,6 +46,7 @@ class Mesh:
         self._told: tuple[Advert, int, tuple[LinkFacts, ...], tuple[PeerId, ...], bool] | None = None
         self._compose = True
         """Whether the own advert may have something new to say."""
+        self._due = self._next_due()
 
     # ── what it says ────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -94,19 +96,33 @@ class Mesh:
 
     def next_deadline(self) -> float:
         """When to call `handle(Tick(), now)` at the latest."""
-        times = [self._membership.next_deadline(), self._links_due]
-        if not self._membership.leaving:
-            times.append(self._agreement.next_deadline())
-        return min(time for time in times if time is not None)
+        return self._due
+
+    def _next_due(self) -> float:
+        due = self._membership.next_deadline()
+        if self._links_due is not None and self._links_due < due:
+            due = self._links_due
+        decide_at = None if self._membership.leaving else self._agreement.next_deadline()
+        return due if decide_at is None or due < decide_at else decide_at
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────────
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event; return what the agent has to do, in order."""
+        if (
+            type(event) is HeartbeatHeard
+            and now < self._due
+            and self._membership.takes_in_passing(event.peer, event.heartbeat, now)
+        ):
+            return []
+        effects = self._handle(event, now)
+        self._due = self._next_due()
+        return effects
+
+    def _handle(self, event: Event, now: float) -> list[Effect]:
         due = self._agreement.next_deadline()
         effects = self._membership.handle(event, now)
         changed = self._take(event, now, effects)
         changed = self._note_changes(now) or changed
-        # Most events are heartbeats that change nothing, and cost nothing.
         if not self._membership.leaving and (changed or (due is not None and due <= now)):
             self._agreement.decide(now, effects)
             self._membership.want(self._agreement.partners())

@@ -53,6 +53,7 @@ class View:
         self._marks: dict[PeerId, Mark] = {self.me: first}
         self._hashes: dict[PeerId, int] = {self.me: number}
         self._sum = self._hashes[self.me]
+        self._digest: bytes | None = None
         self._present: tuple[Advert, ...] | None = None
         self._changed: set[PeerId] = set()
         self._moved: set[PeerId] = set()
@@ -85,7 +86,9 @@ class View:
     @property
     def digest(self) -> bytes:
         """8 bytes, equal for equal adverts of the same present peers, in whatever order they came."""
-        return self._sum.to_bytes(8, "big")
+        if self._digest is None:
+            self._digest = self._sum.to_bytes(8, "big")
+        return self._digest
 
     def __len__(self) -> int:
         """How many are present."""
@@ -187,7 +190,7 @@ class View:
         self._known[peer] = advert
         if peer in self._here:
             self._sum ^= self._hashes[peer] ^ number
-            self._present = None
+            self._present = self._digest = None
         self._hashes[peer] = number
         self._changed.add(peer)
 
@@ -269,7 +272,7 @@ class View:
             self._sum ^= self._hashes[peer]
         self._moved |= peers
         self._changed |= peers
-        self._present = None
+        self._present = self._digest = None
 
     def _severed(self, one: PeerId, other: PeerId) -> set[PeerId] | None:
         """The smaller part, where no way leads from one to the other; None where one does."""
