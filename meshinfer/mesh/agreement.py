@@ -61,6 +61,7 @@ class Agreement:
         """Whether something is to be done about the targets when its time has come."""
         self._cell = Cell()
         self._room: tuple[ModelId | None, int] = (None, 0)
+        self._cell_at = now
         self._again = False
         """Whether plans have been held here before."""
         self._concerned: frozenset[PeerId] = frozenset()
@@ -231,7 +232,7 @@ class Agreement:
             self.allocation, self._waiting = Allocation(), True
             self._outdate()
             return
-        self._choose_cell(self.models[self.model])
+        self._choose_cell(self.models[self.model], now)
         if not (self._stale or self._waiting) and self._lasting.ripe(now) == self._lasting.taken:
             self._later(self._lasting.next_ripe(now))
             return
@@ -251,15 +252,19 @@ class Agreement:
         self._waiting = True
         self._later(time)
 
-    def _choose_cell(self, facts: ModelFacts) -> None:
+    def _choose_cell(self, facts: ModelFacts, now: float) -> None:
         """Anew where peers have come or gone, or give more or less memory."""
         picture = self.picture
         if len(picture) <= limits.ONE_CELL:
             cell = Cell()
         elif self._room == (facts.model, picture.room_changes):
             return
+        elif now < self._cell_at:
+            self._later(self._cell_at)
+            return
         else:
             self._room = (facts.model, picture.room_changes)
+            self._cell_at = now + limits.LOOK_AROUND_S
             room = {
                 advert.peer: advert.capacity_bytes for advert in picture.adverts if advert.capacity_bytes > 0
             }

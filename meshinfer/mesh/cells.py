@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshinfer import limits
 from meshinfer.values import PeerId
@@ -21,16 +22,18 @@ class Cell:
     prefix: int = 0
 
     def __contains__(self, peer: PeerId) -> bool:
-        return int(peer[:_DIGITS], 16) >> (_BITS - self.bits) == self.prefix
+        return _number(peer) >> (_BITS - self.bits) == self.prefix
 
     def half(self, peer: PeerId) -> Cell:
         """The half of this cell that a peer of it is in."""
         bits = self.bits + 1
-        return Cell(bits, int(peer[:_DIGITS], 16) >> (_BITS - bits))
+        return Cell(bits, _number(peer) >> (_BITS - bits))
 
-    @property
-    def sibling(self) -> Cell:
-        return Cell(self.bits, self.prefix ^ 1)
+
+@lru_cache(maxsize=4096)
+def _number(peer: PeerId) -> int:
+    """What a peer's id begins with; as many are remembered as a roster has members."""
+    return int(peer[:_DIGITS], 16)
 
 
 def cell_of(peer: PeerId, room: Mapping[PeerId, int], needed_bytes: int) -> Cell:
@@ -40,18 +43,19 @@ def cell_of(peer: PeerId, room: Mapping[PeerId, int], needed_bytes: int) -> Cell
     The mesh is halved, and its halves again, while there is enough on both sides. So each cell has peers and memory for
     more than one plan; that depends on nothing that plans themselves change.
     """
-    cell, inside = Cell(), list(room)
+    cell, inside = Cell(), [(_number(one), one) for one in room]
     while len(inside) > limits.ONE_CELL and cell.bits < _BITS:
         half = cell.half(peer)
-        mine = [one for one in inside if one in half]
-        others = [one for one in inside if one in half.sibling]
+        shift, prefix = _BITS - half.bits, half.prefix
+        mine = [each for each in inside if each[0] >> shift == prefix]
+        others = [each for each in inside if each[0] >> shift != prefix]
         if not (_enough(mine, room, needed_bytes) and _enough(others, room, needed_bytes)):
             break
         cell, inside = half, mine
     return cell
 
 
-def _enough(peers: Sequence[PeerId], room: Mapping[PeerId, int], needed_bytes: int) -> bool:
+def _enough(peers: Sequence[tuple[int, PeerId]], room: Mapping[PeerId, int], needed_bytes: int) -> bool:
     if len(peers) < limits.CELL_PEERS:
         return False
-    return sum(room[peer] for peer in peers) >= limits.CELL_PLANS * needed_bytes
+    return sum([room[peer] for _, peer in peers]) >= limits.CELL_PLANS * needed_bytes
