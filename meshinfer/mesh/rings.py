@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Set
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -21,6 +22,7 @@ FEW: Final = 16
 _Place = tuple[bytes, PeerId]
 
 
+@lru_cache(maxsize=limits.ROSTER_MEMBERS)
 def places(peer: PeerId) -> tuple[_Place, ...]:
     """Where a peer is on each ring. Hashed, so that its places are unrelated to one another and nobody's id decides
     who sits beside it."""

@@ -161,7 +161,7 @@ class View:
             self._moved.add(peer)
         if known is None:
             self._write(advert)
-        self._claim(peer, _NOBODY if advert.leaving else frozenset([link.peer for link in advert.links]), now)
+        self._claim(peer, _NOBODY if advert.leaving else _heard(advert), now)
         if known is not None:
             self._write(advert)
         return True
@@ -219,10 +219,12 @@ class View:
         if claims == before:
             return
         self._claims[peer] = claims
+        here, all_claims = self._here, self._claims
         for other in claims - before:
-            if peer in self._claims.get(other, _NOBODY) and other != peer:
+            if peer in all_claims.get(other, _NOBODY) and other != peer:
                 self._tie(peer, other)
-                self._admit(peer, other)
+                if (peer in here) != (other in here):
+                    self._admit(peer, other)
         # One after the other: so each cut leaves two parts at most, of which this agent is in one.
         for other in sorted(before - claims):
             if other in self._edges.get(peer, _NOBODY):
@@ -238,15 +240,13 @@ class View:
         self._edges[other].discard(one)
 
     def _admit(self, one: PeerId, other: PeerId) -> None:
-        """An edge has come: if just one of its ends was here, all that the other one reaches come too."""
-        if (one in self._here) == (other in self._here):
-            return
+        """An edge has come, of which just one end was here: all that the other one reaches come too."""
         front = {one if other in self._here else other}
         came: set[PeerId] = set()
         while front:
             came |= front
             front = set().union(*[self._edges[peer] for peer in front]) - came - self._here
-        self._here |= came
+        self._here |= came  # in place: it is one set for good
         for peer in came:
             del self._absent[peer]
             insort(self._order, peer)
@@ -289,6 +289,26 @@ class View:
             if len(far_front) < len(front):
                 seen, front, far_seen, far_front = far_seen, far_front, seen, front
         return seen
+
+
+class _Claims:
+    """Whom the newest adverts list, each set made once: agents simulated in one process share adverts. Bounded."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of: dict[PeerId, tuple[Advert, frozenset[PeerId]]] = {}
+
+    def __call__(self, advert: Advert) -> frozenset[PeerId]:
+        known = self._of.get(advert.peer)
+        if known is not None and known[0] is advert:
+            return known[1]
+        peers = frozenset([link.peer for link in advert.links])
+        if known is not None or len(self._of) < self._most:
+            self._of[advert.peer] = (advert, peers)
+        return peers
+
+
+_heard = _Claims(limits.ROSTER_MEMBERS)
 
 
 @lru_cache(maxsize=8192)
