@@ -273,10 +273,10 @@ HEARTBEAT_S: Final = 0.5
 only."""
 
 SILENCE_S: Final = 12.0
-"""A peer whose link stands, but which says nothing for so long, is not heard any more. A process that is frozen or gone,
-and a PC without its cable, lose their links within 2 s (`CONTROL_DEAD_MS`); what is left is a busy one: 5 s of silence
-were measured on two cores at a load of 14. Worst case: an agent that hangs is planned with for so long; answers do not
-wait for that. At 20 % loss, 24 heartbeats in a row are never lost."""
+"""A peer whose link stands, but which says nothing for so long, is not heard any more. A process that is frozen or
+gone, and a PC without its cable, lose their links within 2 s (`CONTROL_DEAD_MS`); what is left is a busy one: 7 s of
+silence were measured on two cores at a load of 17. Worst case: an agent that hangs is planned with for so long; answers
+do not wait for that. At 20 % loss, 24 heartbeats in a row are never lost."""
 
 DOWN_GRACE_S: Final = 0.6
 """The same for a peer to which the own link is down: its process has ended, unless the link is back or a heartbeat
@@ -526,8 +526,8 @@ SETTLE_S: Final = 1.0
 start at the same second make one plan and not ten."""
 
 SETTLE_AGAIN_S: Final = 0.3
-"""The same where plans have been held before, and between proposals that crossed each other: three times what news needs
-to reach everybody. A plan that broke is replaced in 3 s from the kill, detection (1.5 s) included."""
+"""The same where plans have been held before, and between proposals that crossed each other: three times what news
+needs to reach everybody. A plan that broke is replaced in 3 s from the kill, detection (1.5 s) included."""
 
 SETTLE_MOST_S: Final = 5.0
 """In a mesh that never rests for so long, plans are computed after this all the same."""

@@ -22,11 +22,22 @@ def main(arguments: list[str]) -> int:
         "format": [python, "-m", "ruff", "format", "--check", "."],
         "types": [python, "-m", "mypy"],
         "imports": [str(environment.program("lint-imports"))],
-        "tests": [python, "-m", "pytest", *given],
+        **_tests([python, "-m", "pytest"], given),
     }
     failed = [name for name, command in steps.items() if not _passes(name, command)]
     print(f"\nfailed: {', '.join(failed)}" if failed else "\nall passed", flush=True)
     return 1 if failed else 0
+
+
+def _tests(pytest: list[str], given: list[str]) -> dict[str, list[str]]:
+    """Pure tests on all cores, then those with processes, ports and clocks one after the other; whoever gives arguments
+    has them all in one run."""
+    if given:
+        return {"tests": [*pytest, *given]}
+    return {
+        "tests on all cores": [*pytest, "-q", "-n", "auto", "--dist", "worksteal", "-m", "pure"],
+        "tests one by one": [*pytest, "-q", "-m", "not pure", "--durations", "25"],
+    }
 
 
 def _passes(name: str, command: list[str]) -> bool:

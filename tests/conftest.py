@@ -21,6 +21,16 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "scripts"))
 settings.register_profile("meshinfer", deadline=None)
 settings.load_profile("meshinfer")
 
+_PURE = ("test_mesh_", "test_trust_", "test_wire_")
+_NOT_PURE = ("test_mesh_life", "test_mesh_search")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Decisions and encodings need no process, no port and no clock: such tests run on all cores at once."""
+    for item in items:
+        if item.path.name.startswith(_PURE) and not item.path.name.startswith(_NOT_PURE):
+            item.add_marker(pytest.mark.pure)
+
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item

@@ -88,11 +88,16 @@ class Loading:
 
     async def _get_manifest(self, model: ModelId, sources: Sequence[PeerId]) -> None:
         try:
-            files = await self._library.fetch_manifest(model, self._name_of(model), sources)
-        except ModelError as error:
-            _log.info("the description of model %s did not come: %s", model[:12], error)
-        else:
-            self._handle(ModelKnown(files.manifest.facts(files.name)))
+            # A source whose adverts come may still be about to take what is asked of it.
+            for pause_s in (0.0, 0.1, 0.3):
+                await asyncio.sleep(pause_s)
+                try:
+                    files = await self._library.fetch_manifest(model, self._name_of(model), sources)
+                except ModelError as error:
+                    _log.info("the description of model %s did not come: %s", model[:12], error)
+                else:
+                    self._handle(ModelKnown(files.manifest.facts(files.name)))
+                    return
         finally:
             self._fetching.discard(model)
 

@@ -289,8 +289,17 @@ class Agreement:
         picture = self.picture
         candidates = scene.able
         broken = picture.broken_among(candidates)
+        # Who has just come and is still fetching the model's description takes part as soon as it has it.
+        late = tuple(
+            peer
+            for peer in scene.peers
+            if (advert := picture.get(peer)) is not None
+            and advert.capacity_bytes > 0
+            and not picture.has_manifest(peer, scene.model)
+        )
         content = (
             scene.model,
+            late,
             tuple(candidates.values()),
             picture.min_owners(),
             picture.objective(),
