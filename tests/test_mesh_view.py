@@ -254,3 +254,12 @@ def test_those_who_ceased_to_be_present_are_told_once_with_their_last_advert() -
     view.take(advert(B, links=[A], version=2), 1.0)
     assert view.take_gone() == {C: last}
     assert view.take_gone() == {}
+
+
+def test_of_two_edges_that_are_spare_one_by_one_both_are_not() -> None:
+    view = view_of({A: [B, C], B: [A, C], C: [A, B]})
+    assert view.holds_without(B)
+    assert view.holds_without(C)
+    assert not view.holds_without(C, [B])
+    assert ids(view) == {A, B, C}
+    assert view.joined(A) == {B, C}, "nothing was changed by looking"

@@ -165,10 +165,13 @@ class Circle:
     def _linger(self, spare: Set[PeerId], now: float) -> None:
         """Heard peers that need not be watched any more, and yet are: for a time, or while nobody else joins them to
         this agent. Those who have waited longest go first."""
+        dropped: list[PeerId] = []
         until = {peer: self.lingering.get(peer, now + limits.LINGER_S) for peer in sorted(spare)}
         for peer in sorted(until, key=lambda peer: (until[peer], peer)):
             if len(until) > limits.LINGERING or until[peer] <= now:
-                if self._has_left(peer) or self._view.holds_without(peer):
+                # Each of two edges may be spare as long as the other is there.
+                if self._has_left(peer) or self._view.holds_without(peer, dropped):
+                    dropped.append(peer)
                     del until[peer]
                 else:
                     until[peer] = max(until[peer], now + limits.LINGER_S)

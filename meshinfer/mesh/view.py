@@ -9,7 +9,7 @@ own.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
@@ -136,13 +136,17 @@ class View:
         gone, self._gone = self._gone, {}
         return gone
 
-    def holds_without(self, peer: PeerId) -> bool:
-        """Whether `peer` would be present without the edge between it and this agent."""
-        if peer not in self._edges.get(self.me, _NOBODY):
+    def holds_without(self, peer: PeerId, others: Collection[PeerId] = ()) -> bool:
+        """Whether `peer` would be present without the edge between it and this agent, and those to `others`."""
+        edges = self._edges.get(self.me, _NOBODY)
+        if peer not in edges:
             return True
-        self._cut(self.me, peer)
+        cut = [one for one in {peer, *others} if one in edges]
+        for one in cut:
+            self._cut(self.me, one)
         severed = self._severed(self.me, peer)
-        self._tie(self.me, peer)
+        for one in cut:
+            self._tie(self.me, one)
         return severed is None
 
     # ── what changes it ─────────────────────────────────────────────────────────────────────────────────────

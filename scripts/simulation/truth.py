@@ -212,8 +212,10 @@ class Truth:
 
     # ── views ───────────────────────────────────────────────────────────────────────────────────────────────
     def _note_view(self, process: Process) -> None:
-        for advert in process.machine.view.take_gone().values():
-            self._removed(process, advert)
+        view = process.machine.view
+        for peer, advert in view.take_gone().items():
+            if not view.is_present(peer):
+                self._removed(process, advert)
 
     def _removed(self, process: Process, advert: Advert) -> None:
         world, pc = self._world, self._world.by_peer[advert.peer]
