@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mesh_samples import COSTS, advert, model, peer_id
 
-from meshinfer.mesh.allocation import Allocation, Better, Scene, allocate
+from meshinfer.mesh.allocation import Allocation, Better, allocate
 from meshinfer.mesh.cells import Cell, cell_of
 from meshinfer.mesh.picture import Picture, Status
 from meshinfer.mesh.plan import flaw, plan_id, same_but_round
+from meshinfer.mesh.scene import Scene
 from meshinfer.values import Advert, ModelFacts, PeerId, Plan, Readiness, Standing
 
 FACTS, OTHER = model(), model("b", layers=4)

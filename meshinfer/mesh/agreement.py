@@ -8,17 +8,17 @@ from dataclasses import replace
 
 from meshinfer import limits
 from meshinfer.mesh import reasons
-from meshinfer.mesh.allocation import Allocation, Better, Scene, allocate
+from meshinfer.mesh.allocation import Allocation, Better, allocate
 from meshinfer.mesh.asking import Asking
-from meshinfer.mesh.cells import Cell, cell_of
+from meshinfer.mesh.cells import OwnCell
 from meshinfer.mesh.events import Effect, PlanUnusable, PlanUsable
 from meshinfer.mesh.manifests import Manifests
 from meshinfer.mesh.picture import Picture, Status
 from meshinfer.mesh.placement import Costs, Shortfall
-from meshinfer.mesh.placements import needed_bytes
 from meshinfer.mesh.plan import flaw, plan_id
 from meshinfer.mesh.promises import Promises
-from meshinfer.mesh.timing import Calm, Doubts, Lasting
+from meshinfer.mesh.scene import Scene
+from meshinfer.mesh.timing import Calm, Doubts, Lasting, Patience
 from meshinfer.values import Advert, ModelFacts, ModelId, PeerId, Plan, PlanId, ShardKey, Standing
 
 
@@ -46,8 +46,8 @@ class Agreement:
         self._calm = Calm(now)
         self._quiet = Calm(now)
         self._lasting = Lasting()
-        self._doubts = Doubts()
-        self._open_since: dict[PlanId, float] = {}
+        self._doubts = Doubts(self.me)
+        self._patience = Patience()
         self._lost_at: dict[PlanId, float] = {}
         self._replaced_at: dict[PlanId, float] = {}
         self._idle: set[PlanId] = set()
@@ -59,9 +59,7 @@ class Agreement:
         """Whether anything has changed since targets were last computed, or what they depend on was last noted."""
         self._waiting = True
         """Whether something is to be done about the targets when its time has come."""
-        self._cell = Cell()
-        self._room: tuple[ModelId | None, int] = (None, 0)
-        self._cell_at = now
+        self._own_cell = OwnCell(self.me, costs)
         self._again = False
         """Whether plans have been held here before."""
         self._concerned: frozenset[PeerId] = frozenset()
@@ -137,13 +135,14 @@ class Agreement:
 
     def _concerns(self, peer: PeerId, before: Advert | None, advert: Advert | None) -> bool:
         """Whether a peer's advert has to do with this agent's cell, or with the plan that it asks under."""
-        if self._cell.bits == 0 or peer in self._cell or peer in self._concerned:
+        cell = self._own_cell.cell
+        if cell.bits == 0 or peer in cell or peer in self._concerned:
             return True
         if self.plan is not None and peer in self.plan.named:
             return True
         if advert is None or (before is not None and before.standings == advert.standings):
             return False
-        return any(one in self._cell for standing in advert.standings for one in standing.plan.named)
+        return any(one in cell for standing in advert.standings for one in standing.plan.named)
 
     def _measured(self, now: float) -> None:
         """What links cost is no reason to plan, but may make a plan better: it is enough to look at it soon."""
@@ -195,7 +194,7 @@ class Agreement:
         self._later(self._look_around_at)
         self.promises.drop_what_cannot_stay(self._base, now, effects)
         self._later(self.promises.next_try())
-        self._doubt(now)
+        self._later(self._patience.pass_time(self.promises.promised, self.picture, self._doubts, now))
         self._sync()
         self.model = self.picture.chosen_model()
         self._ask_for_manifest(now, effects)
@@ -232,7 +231,9 @@ class Agreement:
             self.allocation, self._waiting = Allocation(), True
             self._outdate()
             return
-        self._choose_cell(self.models[self.model], now)
+        if self._own_cell.choose(self.picture, self.models[self.model], now):
+            self._outdate()
+        self._later(self._own_cell.again_at)
         if not (self._stale or self._waiting) and self._lasting.ripe(now) == self._lasting.taken:
             self._later(self._lasting.next_ripe(now))
             return
@@ -252,34 +253,11 @@ class Agreement:
         self._waiting = True
         self._later(time)
 
-    def _choose_cell(self, facts: ModelFacts, now: float) -> None:
-        """Anew where peers have come or gone, or give more or less memory."""
-        picture = self.picture
-        if len(picture) <= limits.ONE_CELL:
-            cell = Cell()
-        elif self._room == (facts.model, picture.room_changes):
-            return
-        elif now < self._cell_at:
-            self._later(self._cell_at)
-            return
-        else:
-            self._room = (facts.model, picture.room_changes)
-            self._cell_at = now + limits.LOOK_AROUND_S
-            room = {
-                advert.peer: advert.capacity_bytes for advert in picture.adverts if advert.capacity_bytes > 0
-            }
-            cell = cell_of(self.me, room, needed_bytes(facts, self._costs))
-        if cell != self._cell:
-            self._cell = cell
-            self._outdate()
-
     def _scene(self, model: ModelId, now: float) -> Scene:
-        cell = self._cell
-        peers = (
-            tuple(peer for peer in self.picture.peers if peer in cell)
-            if cell.bits
-            else tuple(self.picture.peers)
-        )
+        cell = self._own_cell.cell
+        peers = tuple(self.picture.peers)
+        if cell.bits:
+            peers = tuple(peer for peer in peers if peer in cell)
         ripe = self._lasting.ripe(now)
         return Scene(self.picture, cell, peers, self._base.rules, model, self.models, self._costs, ripe)
 
@@ -375,11 +353,12 @@ class Agreement:
 
     def _drop(self, identity: PlanId, effects: list[Effect]) -> None:
         self.promises.drop(identity, effects)
-        for times in (self._open_since, self._lost_at, self._replaced_at):
+        for times in (self._lost_at, self._replaced_at):
             times.pop(identity, None)
+        self._patience.drop(identity)
         self._idle.discard(identity)
 
-    # ── replaced plans, silent peers ────────────────────────────────────────────────────────────────────
+    # ── replaced plans ────────────────────────────────────────────────────────────────────
     def _retire(self, now: float, effects: list[Effect]) -> None:
         """Let go of a plan when the one that replaces it here works, and no answer needs it or it has had its time."""
         promised = self.promises.promised
@@ -393,24 +372,6 @@ class Agreement:
                 self._drop(identity, effects)
             else:
                 self._later(until)
-
-    def _doubt(self, now: float) -> None:
-        """Whoever has not accepted, for so long, what this agent accepted with it."""
-        for identity, plan in self.promises.promised.items():
-            status = self.picture.status(identity)
-            if status is Status.HELD:
-                self._doubts.forgive(plan.named)
-            if status is not Status.OPEN:
-                self._open_since.pop(identity, None)
-                continue
-            until = self._open_since.setdefault(identity, now) + limits.ACCEPT_S
-            if until > now:
-                self._later(until)
-                continue
-            silent = [peer for peer in plan.owners if self.picture.standing(identity, peer) is None]
-            self._doubts.begin([peer for peer in silent if peer != self.me], now)
-        self._doubts.end(now)
-        self._later(self._doubts.next_end())
 
     # ── which plan to ask under ─────────────────────────────────────────────────────────────────────────
     def _conclude(self, effects: list[Effect]) -> None:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshinfer import limits
-from meshinfer.values import PeerId
+from meshinfer.mesh.picture import Picture
+from meshinfer.mesh.placement import Costs
+from meshinfer.mesh.placements import needed_bytes
+from meshinfer.values import ModelFacts, ModelId, PeerId
 
 _BITS = 32
 _DIGITS = _BITS // 4
@@ -34,6 +37,36 @@ class Cell:
 def _number(peer: PeerId) -> int:
     """What a peer's id begins with; as many are remembered as a roster has members."""
     return int(peer[:_DIGITS], 16)
+
+
+class OwnCell:
+    """The cell of one agent. It is chosen anew where peers have come or gone, or give more or less memory; in a large
+    mesh at most every `limits.LOOK_AROUND_S`, since it takes a look at all of them. `again_at` is when it is due."""
+
+    def __init__(self, me: PeerId, costs: Costs) -> None:
+        self._me = me
+        self._costs = costs
+        self._chosen_for: tuple[ModelId | None, int] = (None, 0)
+        self._chosen_at = float("-inf")
+        self.cell = Cell()
+        self.again_at: float | None = None
+
+    def choose(self, picture: Picture, facts: ModelFacts, now: float) -> bool:
+        """True where it is another one now."""
+        before, self.again_at = self.cell, None
+        reason = (facts.model, picture.room_changes)
+        if len(picture) <= limits.ONE_CELL:
+            self.cell = Cell()
+        elif reason == self._chosen_for:
+            return False
+        elif now < self._chosen_at + limits.LOOK_AROUND_S:
+            self.again_at = self._chosen_at + limits.LOOK_AROUND_S
+            return False
+        else:
+            self._chosen_for, self._chosen_at = reason, now
+            room = {one.peer: one.capacity_bytes for one in picture.adverts if one.capacity_bytes > 0}
+            self.cell = cell_of(self._me, room, needed_bytes(facts, self._costs))
+        return self.cell != before
 
 
 def cell_of(peer: PeerId, room: Mapping[PeerId, int], needed_bytes: int) -> Cell:

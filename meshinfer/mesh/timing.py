@@ -6,7 +6,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from meshinfer import limits
-from meshinfer.values import PeerId, PlanId
+from meshinfer.mesh.picture import Picture, Status
+from meshinfer.values import PeerId, Plan, PlanId
 
 
 class Calm:
@@ -64,16 +65,17 @@ class _Doubt:
 
 
 class Doubts:
-    """Peers that were waited for in vain; each time a doubt lasts twice as long."""
+    """Peers that were waited for in vain; each time a doubt lasts twice as long. Nobody doubts itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
         self._of: dict[PeerId, _Doubt] = {}
         self.peers: tuple[PeerId, ...] = ()
         """Those that are doubted now, in order of peer id."""
 
     def begin(self, peers: Iterable[PeerId], now: float) -> None:
         for peer in peers:
-            if peer not in self.peers:
+            if peer not in self.peers and peer != self._me:
                 times = self._of[peer].times + 1 if peer in self._of else 1
                 lasts_s = min(limits.DOUBT_S * 2 ** min(times - 1, 16), limits.DOUBT_MOST_S)
                 self._of[peer] = _Doubt(times, now + lasts_s)
@@ -92,3 +94,34 @@ class Doubts:
 
     def next_end(self) -> float | None:
         return min((self._of[peer].until for peer in self.peers), default=None)
+
+
+class Patience:
+    """For how long plans that this agent accepted have waited for others to do the same."""
+
+    def __init__(self) -> None:
+        self._open_since: dict[PlanId, float] = {}
+
+    def drop(self, identity: PlanId) -> None:
+        self._open_since.pop(identity, None)
+
+    def pass_time(
+        self, promised: Mapping[PlanId, Plan], picture: Picture, doubts: Doubts, now: float
+    ) -> float | None:
+        """Whoever has not accepted for so long is doubted. Returns when that, or the end of a doubt, is due next."""
+        due: list[float] = []
+        for identity, plan in promised.items():
+            status = picture.status(identity)
+            if status is Status.HELD:
+                doubts.forgive(plan.named)
+            if status is not Status.OPEN:
+                self.drop(identity)
+                continue
+            until = self._open_since.setdefault(identity, now) + limits.ACCEPT_S
+            if until > now:
+                due.append(until)
+            else:
+                doubts.begin([peer for peer in plan.owners if picture.standing(identity, peer) is None], now)
+        doubts.end(now)
+        next_end = doubts.next_end()
+        return min(due if next_end is None else [*due, next_end], default=None)
