@@ -96,7 +96,7 @@ def collect(run: Run, real_s: float, cpu_s: float) -> Figures:
         command=task.command,
         violations=len(truth.violations),
         converged=run.rest_at is not None,
-        converge_s=None if run.rest_at is None else round(run.rest_at - faults.last_at, 3),
+        converge_s=None if run.rest_at is None else round(max(0.0, run.rest_at - faults.last_at), 3),
         false_removals=len(removals),
         messages_per_agent_s=round(world.network.messages / agent_s, 3),
         bytes_per_agent_s=round(world.network.bytes / agent_s, 1),
