@@ -299,6 +299,21 @@ def test_leaving_is_believed_at_once_and_its_last_heartbeats_are_ignored() -> No
     assert bench.machine.broken == ()
 
 
+def test_who_comes_back_after_a_goodbye_is_watched_though_its_new_advert_was_lost() -> None:
+    bench = Bench(A)
+    bench.do(AdvertsHeard(A, (replace(advert(A, 1, 2), leaving=True),)))
+    bench.hold(1.0)
+    assert A not in bench.machine.watched
+    bench.beat(A, incarnation=2, digest=b"\1" * 8)
+    assert A in bench.machine.watched
+    bench.effects.clear()
+    for _ in range(40):
+        bench.hold(0.5)
+        bench.beat(A, incarnation=2, digest=b"\1" * 8)
+    assert any(isinstance(effect, SendHeartbeat) and effect.peer == A for effect in bench.effects)
+    assert any(isinstance(effect, SendSummary) and effect.peer == A for effect in bench.effects), "it asks"
+
+
 def test_one_who_leaves_says_so_and_falls_silent() -> None:
     bench = Bench(A, B)
     bench.do(Leave())

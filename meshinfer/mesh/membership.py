@@ -179,6 +179,7 @@ class Membership:
             return []
         if advert is not None and advert.incarnation < beat.incarnation:
             self.view.outdate(peer, now)
+            self._circle.returned(peer)
         self._circle.spoken_to(peer, now)
         effects: list[Effect] = []
         if self._circle.changed:

@@ -94,6 +94,8 @@ class Circle:
         self._wanted: frozenset[PeerId] = frozenset()
         self.lingering: dict[PeerId, float] = {}
         self.changed = False
+        self._returned: set[PeerId] = set()
+        """Peers whose last known word is a goodbye, but who have spoken in a later life since."""
 
     @property
     def unsettled(self) -> bool:
@@ -125,6 +127,12 @@ class Circle:
         self._speakers[peer] = now
         return True
 
+    def returned(self, peer: PeerId) -> None:
+        """A peer has begun a new life after its goodbye; its new advert may be lost, and has to be asked for."""
+        if peer not in self._returned:
+            self._returned.add(peer)
+            self.changed = True
+
     def speaks(self, peer: PeerId) -> bool:
         """Whether a peer outside has spoken lately."""
         return peer in self._speakers
@@ -134,6 +142,8 @@ class Circle:
         if peer == self._me:
             return
         here = self._view.is_present(peer)
+        if peer in self._returned and not self._said_goodbye(peer):
+            self._returned.discard(peer)
         outside = not here and self._may_come(peer, now)
         if here != (peer in self._inside) or outside != (peer in self._outside):
             (self._inside.add if here else self._inside.discard)(peer)
@@ -181,12 +191,15 @@ class Circle:
         """Whether a peer that is not present is worth a link: it was here, or there is a link, or it was heard of a
         while ago. Most of those just heard of will be present, and on the rings, before that."""
         advert = self._view.known.get(peer)
-        if advert is None or advert.leaving or peer in self._linked:
-            return peer in self._linked and (advert is None or not advert.leaving)
+        if advert is None or self._has_left(peer) or peer in self._linked:
+            return peer in self._linked and not self._has_left(peer)
         if peer in self._inside or peer in self._outside:
             return True
         return self._strangers.setdefault(peer, now) + limits.STRANGER_S <= now
 
     def _has_left(self, peer: PeerId) -> bool:
+        return peer not in self._returned and self._said_goodbye(peer)
+
+    def _said_goodbye(self, peer: PeerId) -> bool:
         advert = self._view.known.get(peer)
         return advert is not None and advert.leaving
