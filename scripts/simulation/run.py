@@ -58,7 +58,7 @@ class Task:
 def harsh(seed: int) -> Task:
     """One of many: 2 to 20 agents, more often few than many, under all that may go wrong. Every tenth has few agents
     and goes on for long: plans are only improved, and old ones let go of, after a minute."""
-    share = Random(seed).random() ** 2
+    share = Random(seed).random() ** 5
     if seed % LONG_EACH == 0:
         return Task(seed, 2 + int((FEW_AGENTS - 1) * share), "harsh", LONG_S)
     return Task(seed, 2 + int((MOST_AGENTS - 1) * share), "harsh")
