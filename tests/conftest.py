@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "scripts"))
 settings.register_profile("meshinfer", deadline=None)
 settings.load_profile("meshinfer")
 
-_PURE = ("test_mesh_", "test_trust_", "test_wire_")
+_PURE = ("test_mesh_", "test_model_graph", "test_model_verify", "test_trust_", "test_wire_")
 _NOT_PURE = ("test_mesh_life", "test_mesh_search")
 
 
