@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 from mesh_samples import COSTS, model, peer_id
 
@@ -89,8 +90,8 @@ class Seat:
         """How often a plan that could be used could not be any more."""
         return sum(isinstance(one, Plan) and isinstance(other, str) for one, other in pairwise(self.said))
 
-    def change(self, **fields: object) -> None:
-        self.portrait = replace(self.portrait, **fields)  # type: ignore[arg-type]
+    def change(self, **fields: Any) -> None:
+        self.portrait = replace(self.portrait, **fields)
         self.event(SelfChanged(self.portrait))
 
     def _carry_out(self, effect: Effect) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from mesh_room import Room, Seat
@@ -17,8 +18,8 @@ from meshinfer.values import Advert, Plan, Readiness
 A, B = model().model, model("b", layers=4).model
 
 
-def holder(number: int, capacity_mib: int = 40, **fields: object) -> Advert:
-    return advert(number, capacity_mib, whole=A, wants=A, **fields)  # type: ignore[arg-type]
+def holder(number: int, capacity_mib: int = 40, **fields: Any) -> Advert:
+    return advert(number, capacity_mib, whole=A, wants=A, **fields)
 
 
 def settled(*portraits: Advert, most_s: float = 8.0) -> Room:

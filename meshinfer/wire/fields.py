@@ -129,10 +129,10 @@ def model_id(value: object) -> ModelId:
 
 
 def word(words: type[Word], value: object, name: str) -> Word:
-    try:
-        return words(value)  # type: ignore[arg-type]
-    except ValueError:
-        raise WireError("field", f"{name} is not one of {', '.join(words)}") from None
+    for one in words:
+        if one == value:
+            return one
+    raise WireError("field", f"{name} is not one of {', '.join(words)}")
 
 
 def text(value: object, name: str, longest: int) -> str:

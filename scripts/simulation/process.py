@@ -55,8 +55,6 @@ SEEN_DIALLED = 8
 IDLE_S = 3.0
 """The longest answer: after so long, nothing is under way under a plan that is not used any more."""
 
-_ENDS = frozenset((LoadDone, LoadFailed))
-
 
 class Process:
     """`shards` are those that it loads (False) or has loaded (True); `serving` the plans that it serves, and how."""
@@ -171,7 +169,7 @@ class Process:
             self._handle(event)
 
     def _handle(self, event: Event) -> None:
-        if not self.alive or (type(event) in _ENDS and not self._load_ends(event)):  # type: ignore[arg-type]
+        if not self.alive or (isinstance(event, LoadDone | LoadFailed) and not self._load_ends(event)):
             return
         world = self.world
         now = world.clock.now
