@@ -278,6 +278,10 @@ gone, and a PC without its cable, lose their links within 2 s (`CONTROL_DEAD_MS`
 silence were measured on two cores at a load of 17. Worst case: an agent that hangs is planned with for so long; answers
 do not wait for that. At 20 % loss, 24 heartbeats in a row are never lost."""
 
+SPEAKER_S: Final = 5.0
+"""Whoever speaks but is not of this mesh yet is answered for so long after its last word: ten heartbeats. It is present
+before that, or gone."""
+
 DOWN_GRACE_S: Final = 0.6
 """The same for a peer to which the own link is down: its process has ended, unless the link is back or a heartbeat
 comes within this."""

@@ -167,7 +167,7 @@ def test_one_who_leaves_is_gone_at_once_everywhere() -> None:
 def quiet_mesh() -> Net:
     """One that has been up for a while, on wires that do not jitter."""
     net = mesh(40, seed=9, jitter_s=0.0005)
-    net.run(limits.LINGER_S + 30)
+    net.run(limits.LINGER_S + 50)  # until those let go of after the start are no longer missed
     net.sent.clear()
     return net
 
@@ -199,7 +199,7 @@ def test_a_bystander_that_comes_or_goes_costs_each_other_a_few_messages() -> Non
     net.start(bystander, [peer_id(0)])
     net.run_until(net.agrees, 4.0)
     net.run(10.0)
-    assert net.sent["AdvertsHeard"] / 40 < 80
+    assert net.sent["AdvertsHeard"] / 40 < 60
     assert net.sent["SummaryHeard"] / 40 < 5
 
 

@@ -100,7 +100,7 @@ def test_whoever_speaks_from_outside_is_watched_until_it_falls_silent() -> None:
     stranger = peer_id(99)
     circle.spoken_to(stranger, 1.0)
     assert stranger in circle.watched(set(), 1.0)
-    assert stranger not in circle.watched(set(), 1.0 + limits.SILENCE_S)
+    assert stranger not in circle.watched(set(), 1.0 + limits.SPEAKER_S)
 
 
 def test_speakers_are_bounded_and_the_first_ones_stay() -> None:

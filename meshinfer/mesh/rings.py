@@ -159,7 +159,7 @@ class Circle:
         self._speakers = {
             peer: at
             for peer, at in self._speakers.items()
-            if at + limits.SILENCE_S > now and not self._view.is_present(peer)
+            if at + limits.SPEAKER_S > now and not self._view.is_present(peer)
         }
         wished = {*self._inside.neighbours(self._me), *self._outside.neighbours(self._me)}
         wished |= self._speakers.keys() | self._wanted
