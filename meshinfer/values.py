@@ -116,12 +116,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class OwnerFacts:
-    """What a plan was computed from, for one peer that it names. `round` is the last round that was over for that
-    peer; the plan's own is greater than that of each of its inputs."""
+    """What a plan was computed from, for one peer that it names."""
 
     peer: PeerId
     incarnation: int
-    round: int
     capacity_bytes: int
     decode_us: int
     precision: Precision

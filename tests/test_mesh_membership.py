@@ -223,7 +223,7 @@ def test_a_link_that_a_plan_needs_and_that_does_not_come_up_is_broken() -> None:
 
 def plan_of(*peers: PeerId) -> Plan:
     owners = tuple(Assignment(peer, Span(at, at + 1), "CPU", 32) for at, peer in enumerate(peers))
-    inputs = tuple(OwnerFacts(peer, 1, 0, 0, 0, Precision.AUTO) for peer in sorted(peers))
+    inputs = tuple(OwnerFacts(peer, 1, 0, 0, Precision.AUTO) for peer in sorted(peers))
     return Plan(MODEL, len(peers), 1, None, owners, (), inputs, 1, 1)
 
 

@@ -194,13 +194,3 @@ def test_a_shard_with_too_little_room_for_keys_and_values_is_not_used() -> None:
     assert spans(planned(peers(75, 80), options)) == [(1, "0-5")]
     held = {peer_id(0): frozenset({replace(small, pool_tokens=256)})}
     assert spans(planned(peers(75, 60), replace(options, kept=held))) == [(0, "0-5")]
-
-
-# ── rounds ──────────────────────────────────────────────────────────────────────────────────────────────────
-def test_the_round_is_above_those_that_are_over_for_the_peers_named() -> None:
-    first, second, third = peers(80, 30, 80)
-    rounds = [replace(first, round=4), replace(second, round=7), replace(third, round=9, decode_us=9000)]
-    plan = planned(rounds)
-    assert plan.owners == (first.peer,)
-    assert plan.round == 5
-    assert plan.inputs[0].round == 4

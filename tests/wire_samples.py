@@ -80,9 +80,9 @@ PLAN = Plan(
         Assignment(ANN, Span(17, 30), "CPU", 8192),
     ),
     inputs=(
-        OwnerFacts(ANN, 3, 7, 2**31, 310, Precision.EXACT),
-        OwnerFacts(BOB, 1, 0, 2**33, 95, Precision.AUTO),
-        OwnerFacts(EVA, 2, 5, 2**30, 400, Precision.AUTO),
+        OwnerFacts(ANN, 3, 2**31, 310, Precision.EXACT),
+        OwnerFacts(BOB, 1, 2**33, 95, Precision.AUTO),
+        OwnerFacts(EVA, 2, 2**30, 400, Precision.AUTO),
     ),
     predicted_us=7_340,
     stage_us=5_270,
@@ -94,7 +94,7 @@ BARE_PLAN = Plan(
     replaces=None,
     assignments=(Assignment(ANN, Span(0, 2), "CPU", 1),),
     standbys=(),
-    inputs=(OwnerFacts(ANN, 3, 0, 2**31, 310, Precision.EXACT),),
+    inputs=(OwnerFacts(ANN, 3, 2**31, 310, Precision.EXACT),),
     predicted_us=0,
     stage_us=0,
 )

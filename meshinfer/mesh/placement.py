@@ -184,7 +184,7 @@ class _Placement:
         return Plan(
             model=self._facts.model,
             layers=self._facts.layers,
-            round=1 + max(one.round for one in named),
+            round=1,  # of the first; who knows what its peers have accepted gives it a later one
             replaces=options.replaces,
             assignments=assignments(owners),
             standbys=assignments(standbys),
@@ -218,4 +218,4 @@ def _assumed(measured: Iterable[int], otherwise: int) -> int:
 
 
 def _input(one: Candidate) -> OwnerFacts:
-    return OwnerFacts(one.peer, one.incarnation, one.round, one.capacity_bytes, one.decode_us, one.precision)
+    return OwnerFacts(one.peer, one.incarnation, one.capacity_bytes, one.decode_us, one.precision)

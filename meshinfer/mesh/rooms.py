@@ -40,12 +40,11 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Candidate:
-    """A peer that could own a span. `round` is the last one that is over for it: a plan's is greater. `decode_us` and
-    `prefill_us` are for one average layer and one token, 0 while unknown."""
+    """A peer that could own a span. `decode_us` and `prefill_us` are for one average layer and one token, 0 while
+    unknown."""
 
     peer: PeerId
     incarnation: int
-    round: int
     capacity_bytes: int
     allocation_bytes: int
     decode_us: int
@@ -54,12 +53,11 @@ class Candidate:
     device: str
 
     @classmethod
-    def of(cls, advert: Advert, base_round: int = 0, decode_us: int = 0, prefill_us: int = 0) -> Candidate:
+    def of(cls, advert: Advert, decode_us: int = 0, prefill_us: int = 0) -> Candidate:
         """The times are those of a peer that has not measured its own."""
         return cls(
             advert.peer,
             advert.incarnation,
-            base_round,
             advert.capacity_bytes,
             advert.allocation_bytes,
             advert.decode_us or decode_us,

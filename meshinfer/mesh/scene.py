@@ -68,7 +68,7 @@ def _able(scene: Scene, in_doubt: bool) -> dict[PeerId, Candidate]:
             adverts.append(advert)
     decode_us = _middle([advert.decode_us for advert in adverts])
     prefill_us = _middle([advert.prefill_us for advert in adverts])
-    return {advert.peer: Candidate.of(advert, 0, decode_us, prefill_us) for advert in adverts}
+    return {advert.peer: Candidate.of(advert, decode_us, prefill_us) for advert in adverts}
 
 
 def _middle(speeds: Iterable[int]) -> int:

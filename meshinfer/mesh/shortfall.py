@@ -98,4 +98,4 @@ def _mib(size_bytes: int, up: bool = False) -> str:
     return f"{-(-size_bytes // MIB) if up else size_bytes // MIB} MiB"
 
 
-_NOBODY = Candidate(PeerId(""), 0, 0, 0, 0, 0, 0, Precision.AUTO, "CPU")
+_NOBODY = Candidate(PeerId(""), 0, 0, 0, 0, 0, Precision.AUTO, "CPU")

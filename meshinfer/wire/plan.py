@@ -77,7 +77,6 @@ def _input_fields(one: OwnerFacts) -> tuple[object, ...]:
     return (
         bytes.fromhex(one.peer),
         one.incarnation,
-        one.round,
         one.capacity_bytes,
         one.decode_us,
         one.precision.value,
@@ -89,7 +88,7 @@ def _parse_plan(value: object) -> Plan:
     plan = Plan(
         model=model_id(model),
         layers=integer(layers, "layers", LAYERS, 1),
-        round=integer(order, "round"),
+        round=integer(order, "round", lowest=1),
         replaces=None if replaced is None else PlanId(raw(replaced, "replaced plan", DIGEST_BYTES).hex()),
         assignments=tuple(map(_assignment, array(owners, "assignments", ROUTE_HOPS))),
         standbys=tuple(map(_assignment, array(others, "standbys", PLAN_STANDBYS))),
@@ -135,8 +134,6 @@ def _check_inputs(plan: Plan) -> None:
         raise WireError(
             "field", "a plan's inputs are not those of the peers that it names, in order of peer id"
         )
-    if any(one.round >= plan.round for one in plan.inputs):
-        raise WireError("field", "a plan's round is not above those that it was computed from")
 
 
 def _assignment(value: object) -> Assignment:
@@ -147,11 +144,10 @@ def _assignment(value: object) -> Assignment:
 
 
 def _owner_facts(value: object) -> OwnerFacts:
-    peer, incarnation, last_round, capacity, decode, precision = record(value, "input", 6)
+    peer, incarnation, capacity, decode, precision = record(value, "input", 5)
     return OwnerFacts(
         peer_id(peer),
         integer(incarnation, "incarnation"),
-        integer(last_round, "round"),
         integer(capacity, "capacity"),
         integer(decode, "decode time", U32),
         word(Precision, precision, "precision"),

@@ -134,12 +134,11 @@ def _made_up(facts: ModelFacts, owners: Sequence[Advert]) -> Plan:
         OwnerFacts(
             advert.peer,
             advert.incarnation,
-            floor,
             advert.capacity_bytes,
             advert.decode_us,
             advert.precision,
         )
-        for advert, floor in zip(owners, floors, strict=True)
+        for advert in owners
     ]
     return Plan(
         facts.model,
