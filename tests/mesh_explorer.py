@@ -40,6 +40,42 @@ class Local:
 
 
 @dataclass(frozen=True)
+class Learn:
+    """It hears another's present advert."""
+
+    advert: Advert
+
+
+@dataclass(frozen=True)
+class Lose:
+    """It does not hear a peer any more."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What it loads is loaded."""
+
+    shard: ShardKey
+
+
+@dataclass(frozen=True)
+class Idle:
+    """No answer is under way under a plan."""
+
+    plan: PlanId
+
+
+@dataclass(frozen=True)
+class Patience:
+    """It has waited for long enough."""
+
+
+Action = Learn | Lose | Loaded | Idle | Patience
+
+
+@dataclass(frozen=True)
 class State:
     """Agents by number, as indices into what the explorer has met; None for one that is not running."""
 
@@ -90,7 +126,7 @@ class Explorer:
         self._locals: list[Local] = []
         self._numbers: dict[Local, int] = {}
         self._own: list[Advert] = []
-        self._outcomes: dict[tuple[object, ...], tuple[int, tuple[str, ...]]] = {}
+        self._outcomes: dict[tuple[int, Action], tuple[int, tuple[str, ...]]] = {}
         self._usable: dict[int, tuple[Plan, ...]] = {}
         begun = tuple(self._begin(number, met) for number in range(len(adverts)))
         self._start = State(begun, crashes, returns, losses)
@@ -144,11 +180,11 @@ class Explorer:
                 yield replace(_with(state, number, None), crashes=state.crashes - 1), True
             if state.losses:
                 for advert in self._locals[here].known:
-                    after, wrong = self._outcome(here, ("lose", advert.peer))
+                    after, wrong = self._outcome(here, Lose(advert.peer))
                     violations.update(dict.fromkeys(wrong))
                     yield replace(_with(state, number, after), losses=state.losses - 1), True
 
-    def _actions(self, state: State, number: int, here: int) -> Iterator[tuple[object, ...]]:
+    def _actions(self, state: State, number: int, here: int) -> Iterator[Action]:
         local = self._locals[here]
         known = {advert.peer: advert for advert in local.known}
         for other, there in enumerate(state.agents):
@@ -157,36 +193,36 @@ class Explorer:
                 continue
             if there is None:
                 if peer in known:
-                    yield "lose", peer
+                    yield Lose(peer)
             elif known.get(peer) != self._own[there]:
-                yield "learn", self._own[there]
+                yield Learn(self._own[there])
         for shard, done in local.loaded:
             if not done:
-                yield "loaded", shard
+                yield Loaded(shard)
         for identity, _ in local.standings:
-            yield "idle", identity
-        yield ("patience",)
+            yield Idle(identity)
+        yield Patience()
 
-    def _outcome(self, here: int, action: tuple[object, ...]) -> tuple[int, tuple[str, ...]]:
+    def _outcome(self, here: int, action: Action) -> tuple[int, tuple[str, ...]]:
         """What an agent makes of what happens. It depends on nothing but its own state, so it is computed once."""
-        known = self._outcomes.get((here, *action))
+        known = self._outcomes.get((here, action))
         if known is None:
-            known = self._outcomes[here, *action] = self._compute(self._locals[here], action)
+            known = self._outcomes[here, action] = self._compute(self._locals[here], action)
         return known
 
-    def _compute(self, local: Local, action: tuple[object, ...]) -> tuple[int, tuple[str, ...]]:
+    def _compute(self, local: Local, action: Action) -> tuple[int, tuple[str, ...]]:
         machine, effects, now = self._machine(local), list[Effect](), 1000.0
         match action:
-            case "learn", Advert() as advert:
+            case Learn(advert):
                 machine.heard(advert.peer, advert, now)
-            case "lose", peer:
-                machine.heard(peer, None, now)  # type: ignore[arg-type]
-            case "loaded", ShardKey() as shard:
+            case Lose(peer):
+                machine.heard(peer, None, now)
+            case Loaded(shard):
                 machine.load_done(shard)
-            case "idle", identity:
+            case Idle(identity):
                 machine.decide(now, effects)
-                machine.idle(identity)  # type: ignore[arg-type]
-            case _:
+                machine.idle(identity)
+            case Patience():
                 machine.decide(now, effects)
                 now += PATIENCE_S
         machine.decide(now, effects)

@@ -13,7 +13,7 @@ from mesh_samples import advert, model, peer_id
 from meshinfer import limits
 from meshinfer.limits import MIB
 from meshinfer.mesh.plan import plan_id, shards_of
-from meshinfer.values import Advert, Plan, Readiness
+from meshinfer.values import Advert, ModelId, Plan, Readiness
 
 A, B = model().model, model("b", layers=4).model
 
@@ -283,22 +283,26 @@ def test_a_pc_that_gives_less_memory_than_it_promised_takes_the_promise_back() -
     assert lessened.peer not in used(room).owners
 
 
-def test_one_that_accepts_nothing_holds_up_nobody_for_long() -> None:
+def test_one_that_accepts_nothing_holds_up_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is here and heard, but its machine never decides on plans."""
     room = Room()
     seats = room.start(holder(1), advert(2, 60), advert(3))
-    deaf = seats[1].mesh._agreement
-    deaf.acceptable = lambda allocation: []  # type: ignore[method-assign]
+    monkeypatch.setattr(seats[1].mesh._agreement, "acceptable", lambda allocation: [])
     room.run_until(lambda: seats[0].usable is not None and seats[2].usable is not None, 15.0)
     assert set(used(room).owners) == {peer_id(1), peer_id(3)}
 
 
-def test_of_two_pcs_that_do_not_get_on_one_goes_on_alone_and_serves_both() -> None:
+def test_of_two_pcs_that_do_not_get_on_one_goes_on_alone_and_serves_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     room = Room()
     seats = room.start(holder(1, 80, min_owners=2), holder(2, 80, min_owners=2))
-    seats[1].mesh._agreement.acceptable = lambda allocation: [  # type: ignore[method-assign]
-        plan for plan in allocation.targets if plan.owners == (peer_id(2),)
-    ]
+    alone = (peer_id(2),)
+    monkeypatch.setattr(
+        seats[1].mesh._agreement,
+        "acceptable",
+        lambda allocation: [plan for plan in allocation.targets if plan.owners == alone],
+    )
     room.run_until(lambda: all(seat.usable is not None for seat in seats), 15.0)
     assert used(room).owners == (peer_id(1),)
 
@@ -319,10 +323,10 @@ def test_a_restarted_agent_is_part_of_the_next_plan() -> None:
 @pytest.mark.parametrize(
     ("wants", "chosen"), [((A, A, B), A), ((A, B, B), B), ((B, A, None), A), ((None,) * 3, A)]
 )
-def test_the_model_that_most_peers_want_is_served(wants: tuple[str | None, ...], chosen: str) -> None:
+def test_the_model_that_most_peers_want_is_served(wants: tuple[ModelId | None, ...], chosen: ModelId) -> None:
     room = Room()
     for number, want in enumerate(wants, 1):
-        one = advert(number, 80, whole=A, partial=B, wants=want)  # type: ignore[arg-type]
+        one = advert(number, 80, whole=A, partial=B, wants=want)
         room.start(replace(one, holdings=tuple(replace(holding, complete=True) for holding in one.holdings)))
     room.run_until(room.settled, 5.0)
     assert {seat.usable.model for seat in room.living if seat.usable} == {chosen}
@@ -333,8 +337,9 @@ def test_a_plan_in_use_is_kept_while_anybody_wants_its_model() -> None:
     room = settled(holder(1, 80), holder(2, 80))
     room.start(*(advert(number, 80, whole=B, wants=B) for number in (3, 4, 5)))
     room.run(10.0)
-    assert room.seats[peer_id(1)].usable is not None
-    assert room.seats[peer_id(1)].usable.model == A
+    plan = room.seats[peer_id(1)].usable
+    assert plan is not None
+    assert plan.model == A
     for seat in room.living[:2]:
         seat.change(wants=B)
     room.run(15.0)

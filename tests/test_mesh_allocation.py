@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,23 +15,23 @@ from meshinfer.mesh.cells import Cell, cell_of
 from meshinfer.mesh.picture import Picture, Status
 from meshinfer.mesh.plan import flaw, plan_id, same_but_round
 from meshinfer.mesh.scene import Scene
-from meshinfer.values import Advert, ModelFacts, PeerId, Plan, Readiness, Standing
+from meshinfer.values import Advert, ModelFacts, PeerId, Plan, PlanId, Readiness, Standing
 
 FACTS, OTHER = model(), model("b", layers=4)
 A, B = FACTS.model, OTHER.model
 MODELS = {A: FACTS, B: OTHER}
 
 
-def able(number: int, capacity_mib: int = 40, **fields: object) -> Advert:
-    return advert(number, capacity_mib, partial=A, **fields)  # type: ignore[arg-type]
+def able(number: int, capacity_mib: int = 40, **fields: Any) -> Advert:
+    return advert(number, capacity_mib, partial=A, **fields)
 
 
 def allocation(
-    adverts: Iterable[Advert], facts: ModelFacts = FACTS, ripe: frozenset[str] = frozenset()
+    adverts: Iterable[Advert], facts: ModelFacts = FACTS, ripe: frozenset[PlanId] = frozenset()
 ) -> Allocation:
     picture = Picture(adverts)
     peers = tuple(picture.peers)
-    return allocate(Scene(picture, Cell(), peers, 1, facts.model, MODELS, COSTS, ripe))  # type: ignore[arg-type]
+    return allocate(Scene(picture, Cell(), peers, 1, facts.model, MODELS, COSTS, ripe))
 
 
 def standing_by(one: Advert, plan: Plan, readiness: Readiness = Readiness.READY) -> Advert:
@@ -169,8 +170,8 @@ def test_who_accepts_first_changes_nothing_for_the_others(data: st.DataObject) -
         for number in range(count)
     ]
     if data.draw(st.booleans()):  # a plan that has lost an owner
-        said = all_standing_by(peers, *allocation(peers).targets)
-        peers = without(said, data.draw(st.integers(0, count - 1)))
+        before = all_standing_by(peers, *allocation(peers).targets)
+        peers = without(before, data.draw(st.integers(0, count - 1)))
     targets = allocation(peers).targets
     order = data.draw(st.permutations([one.peer for one in peers]))
     said = {one.peer: one for one in peers}

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from net_support import eventually, free_ports
@@ -171,11 +172,11 @@ async def node(tmp_path: Path) -> AsyncIterator[Callable[..., asyncio.Future[Nod
     token = membership.make_token(first, clock.wall() + 3600)
     nodes: list[Node] = []
 
-    async def start(name: str, **options: object) -> Node:
+    async def start(name: str, **options: Any) -> Node:
         home = tmp_path / name
         if not membership.is_member(home):
             membership.join(home, token, name)
-        nodes.append(Node(home, **options))  # type: ignore[arg-type]
+        nodes.append(Node(home, **options))
         return await nodes[-1].open()
 
     yield lambda name, **options: asyncio.ensure_future(start(name, **options))
