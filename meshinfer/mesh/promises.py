@@ -91,10 +91,6 @@ class Promises:
         self.round = max(self.round, standing.plan.round)
         self._withdraw(identity, effects)
 
-    def drop_all(self, effects: list[Effect]) -> None:
-        for identity in tuple(self._standings):
-            self.drop(identity, effects)
-
     def drop_what_cannot_stay(self, own: Advert, now: float, effects: list[Effect]) -> None:
         """Promises that this PC can keep no longer, and failures that have been sat out. Where memory is short, what
         serves goes last."""
